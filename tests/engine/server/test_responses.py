@@ -1,14 +1,18 @@
 """/v1/responses: items in and out, whole and streamed."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
 from inflight_contract.errors import ApiError
 from inflight_engine.formats.choose import ModelText
+from inflight_engine.formats.events import TextEvent
 from inflight_engine.output import TokenLogprobs
 from inflight_engine.request import FinishReason
+from inflight_engine.server.requests.choice_text import Piece, ScoredToken
 from inflight_engine.server.responses.requests import ResponsesRequest
+from inflight_engine.server.responses.scores import TextScores
 from inflight_settings.engine import EngineConfig
 from inflight_settings.scheduling import ServiceClass
 from tests.engine.server.fake_engine import ByteTokenizer, until
@@ -315,6 +319,37 @@ async def test_log_probabilities_are_those_of_the_tokens_of_the_text(make_fake, 
     assert bytes(byte for entry in entries for byte in entry["bytes"]).decode() == "é <a"
     assert [entry["logprob"] for entry in entries] == [-float(byte) for byte in "é <a".encode()]
     assert all(entry["top_logprobs"][0]["logprob"] == entry["logprob"] for entry in entries)
+
+
+@pytest.mark.parametrize("tools", [[], [TOOL]])
+@pytest.mark.parametrize("chunk", [1, 2, 3, 5])
+@pytest.mark.parametrize("text", ["a\n\n b  \n c", "x << b <<<c", "é<é<<é", "a  a a a <tool a"])
+async def test_deltas_have_the_log_probabilities_of_their_tokens_however_they_are_cut(make_fake, text, chunk, tools):
+    fake = await make_fake(tool_call_parser="hermes")
+    asked = {"include": ["message.output_text.logprobs"], "tools": tools, "stream": True}
+    call = asyncio.create_task(fake.post(PATH, **BODY, **asked))
+    await until(lambda: fake.engine.requests or call.done())
+    fake.engine.report(admitted=[(0, 0)])
+    for number, token in enumerate(text.encode()):
+        fake.engine.report(tokens={0: token}, logprobs=[TokenLogprobs(0, -1.0, [], [])])
+        if number % chunk == 0:
+            await asyncio.sleep(0.001)  # what is there is written
+    fake.engine.report(finished=[(0, FinishReason.STOP)])
+    deltas = [each for each in events((await call).text) if each["type"] == "response.output_text.delta"]
+    assert "".join(each["delta"] for each in deltas) == text
+    told = [bytes(byte for entry in each["logprobs"] for byte in entry["bytes"]) for each in deltas]
+    assert [each["delta"].encode() for each in deltas] == told
+
+
+def test_a_token_of_two_parts_is_told_with_the_first():
+    spelled = ["<think>\n", "a", "</think>\n\n", "f(", ");\n", "\n  re", "turn", " <", "b"]
+    tokens = [ScoredToken(number, 0, TokenLogprobs(0, -1.0, [], [])) for number in range(len(spelled))]
+    scores = TextScores(SimpleNamespace(parsing=True, shown_ids=frozenset()), lambda number: spelled[number].encode())
+    parts = [TextEvent("reasoning", "a"), TextEvent("content", "f();")]
+    told = [*scores.of(Piece("", tokens[:5], events=parts)), *scores.of(Piece("", tokens[5:6]))]
+    parts = [TextEvent("content", "\n\n  return"), TextEvent("content", " <b")]
+    told += scores.of(Piece("", tokens[6:], events=parts))
+    assert [[entry["token"] for entry in each] for each in told] == [spelled[3:5], spelled[5:7], spelled[7:]]
 
 
 async def test_log_probabilities_of_plain_text_are_complete(make_fake):

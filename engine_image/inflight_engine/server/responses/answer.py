@@ -81,7 +81,7 @@ class ResponsesAnswer(AnswerFormat):
         return _written([*events, self._events.event("response.failed", response=failed)])
 
     def _scores_of(self, piece: Piece) -> Iterator[Scores]:
-        return iter(()) if self._scores is None else self._scores.of(piece)
+        return iter(() if self._scores is None else self._scores.of(piece))
 
     @property
     def _status(self) -> str:
