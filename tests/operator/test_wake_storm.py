@@ -72,7 +72,7 @@ async def test_fifty_services_wake_at_one_line_in_fifty_rounds_without_delay(mon
 
         async def wake(key):
             if reconciler.is_down(key):
-                workers.enqueue(key)
+                workers.enqueue(key, urgent=True)
 
         async def one_round(key):
             outcome = await reconciler.reconcile(key)
