@@ -234,9 +234,7 @@ class Scheduler:
     def _finish(self, request: Request, reason: FinishReason) -> None:
         if request.slot >= 0:
             self.in_flight.discard(request.slot)
-            blocks, _ = self.running.leave(request)
-            if self.config.prefix_caching and request.sampling.prompt_logprobs is not None:
-                self.running.pool.unregister(blocks)  # No other request can find them.
+            self.running.leave(request)
         else:
             self.queues.remove(request)
             self.preemptor.free_host_blocks(request)

@@ -95,16 +95,6 @@ class CacheRules:
         self._offered[sequence.request_id] = max(full, self._offered.get(sequence.request_id, 0))
         return added
 
-    def forget(self, sequence: ModelSequence) -> None:
-        """It ended, and nobody else finds what it computed."""
-        for block in sequence.blocks:
-            stamp = self._content.pop(block, None)
-            if stamp is not None:
-                del self._holder[stamp]
-                if block in self._evictable:
-                    del self._evictable[block]
-                    self._num_empty += 1
-
     def leave(self, sequence: ModelSequence) -> None:
         """It gives up its blocks."""
         self._offer(sequence, sequence.confirmed)

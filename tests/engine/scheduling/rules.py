@@ -154,8 +154,6 @@ class Rules:
             self.queues.decode_ends(known)
         if known.state is RequestState.RUNNING:
             self._cache.leave(self.runner.sequences[request_id])
-            if known.request.sampling.prompt_logprobs is not None:
-                self._cache.forget(self.runner.sequences[request_id])
         else:
             self.queues.remove(known)
             if self.reserved is not None and self.reserved.known is known:

@@ -100,17 +100,6 @@ def test_others_leave_its_place_to_a_large_one_after_ten_seconds_and_a_class_of_
     assert LARGE in beside_a_large_one(110, TEN_TIMES).admission_order
 
 
-def test_a_prompt_with_log_probabilities_leaves_nothing_in_the_prefix_cache_that_costs_others_theirs():
-    driver = Driver(num_blocks=8, block_size=4, max_model_len=32, max_num_batched_tokens=64)
-    driver.add(1, list(range(12)), 1)
-    driver.run()
-    for number in range(2, 6):
-        driver.add(number, [number] * 16, 1, scored=True)
-        driver.run()
-    driver.add(9, list(range(12)), 1)
-    assert driver.step().starts[0].num_computed_tokens == 8
-
-
 def test_running_out_of_blocks_preempts_the_last_arrived_and_changes_no_output():
     driver = Driver(num_blocks=8, block_size=2, max_model_len=16)
     prompts = {i: [i, i + 1, i + 2] for i in range(4)}
