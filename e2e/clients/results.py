@@ -40,8 +40,8 @@ class Results:
         return ", ".join([f"{self.passed} passed", *(f"{number} {what}" for number, what in counts if number)])
 
 
-def read(report: Path, suite: Suite) -> Results:
-    """Reads a report in JUnit's format.
+def read(report: Path, suite: Suite, way: str) -> Results:
+    """Reads a report in JUnit's format. Args: way: `direct` or `gateway`.
 
     Raises:
         ValueError: there is no whole report.
@@ -60,9 +60,9 @@ def read(report: Path, suite: Suite) -> Results:
                 skipped += 1
             else:
                 passed.append(test)
-        elif (reason := suite.reason(test)) is not None:
+        elif (reason := suite.reason(test, way)) is not None:
             known[test] = reason
         else:
             failed[test] = fault.get("message") or fault.text or "no message"
-    needless = tuple(test for test in passed if suite.reason(test) is not None)
+    needless = tuple(test for test in passed if suite.reason(test, way) is not None)
     return Results(len(passed), skipped, known, failed, needless)

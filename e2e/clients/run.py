@@ -84,7 +84,7 @@ def run(suite: Suite, url: str, engine: str, folder: Path) -> Results:
         except subprocess.TimeoutExpired:
             raise ValueError(f"{suite.name} took longer than {SUITE_SECONDS} s: {log_end(log)}") from None
     try:
-        return read(report, suite)
+        return read(report, suite, DIRECT if url == engine else GATEWAY)
     except ValueError as error:
         raise ValueError(f"{error}: {log_end(log, 5)}") from None
 

@@ -22,7 +22,7 @@ class Suite:
         name: for `--only`; names the file of tests and that of pins too.
         requirements: that are installed beside pytest; the first is the client. `pins` has all of their dependencies.
         options: of pytest.
-        known: reason by pattern (`fnmatch`) of the ids of tests that do not pass.
+        known: reason by pattern (`fnmatch`) of the ids of tests that do not pass, each behind `direct` or `gateway`.
     """
 
     name: str
@@ -43,9 +43,9 @@ class Suite:
     def pins(self) -> Path:
         return FOLDER / "pins" / f"{self.name}.txt"
 
-    def reason(self, test: str) -> str | None:
-        """Why a test does not pass; None: it must."""
-        return next((why for pattern, why in self.known.items() if fnmatchcase(test, pattern)), None)
+    def reason(self, test: str, way: str) -> str | None:
+        """Returns why a test does not pass that way, `direct` or `gateway`; None: it must."""
+        return next((why for pattern, why in self.known.items() if fnmatchcase(f"{way} {test}", pattern)), None)
 
 
 SUITES = (
@@ -54,7 +54,7 @@ SUITES = (
         ("llm-comply==0.5.0",),
         known={
             "*image-input*": _NO_IMAGES,
-            "*chat-error-handling*": "`model` is optional, as in vLLM: a request without one gets the served model",
+            "direct *chat-error-handling*": "`model` is optional, as in vLLM: without one it is the served model",
         },
     ),
     Suite("openai", ("openai==3.54.0",)),

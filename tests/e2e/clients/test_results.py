@@ -27,30 +27,30 @@ def report(tmp_path):
 
 
 def test_tests_that_fail_as_known_are_told_from_others(report):
-    results = read(report(), Suite("a", ("a==1",), known={"*image*": "text only"}))
+    results = read(report(), Suite("a", ("a==1",), known={"*image*": "text only"}), "direct")
     assert results.known == {"test_a.test_image[jpeg]": "text only"}
     assert results.faults() == ["test_a.test_bad: expected 1", "test_b.test_broken: no fixture"]
     assert str(results) == "1 passed, 2 failed, 1 known, 1 skipped"
 
 
 def test_an_exception_that_passes_is_a_fault(report):
-    results = read(report(), Suite("a", ("a==1",), known={"*": "all"}))
+    results = read(report(), Suite("a", ("a==1",), known={"*": "all"}), "direct")
     assert results.faults() == ["test_a.test_good passed: its exception is needless"]
 
 
 def test_a_suite_without_tests_is_a_fault(report):
-    assert read(report("<testsuites/>"), Suite("a", ("a==1",))).faults() == ["no test ran"]
+    assert read(report("<testsuites/>"), Suite("a", ("a==1",)), "direct").faults() == ["no test ran"]
 
 
 @pytest.mark.parametrize("text", ["", "<testsuites>"])
 def test_half_a_report_is_none(report, text):
     with pytest.raises(ValueError, match="a left no report"):
-        read(report(text), Suite("a", ("a==1",)))
+        read(report(text), Suite("a", ("a==1",)), "direct")
 
 
 def test_the_table_has_a_column_for_each_way_and_faults_name_suite_and_way(report):
     suite = Suite("a", ("a[extra]==1",))
-    found = {suite: {"direct": read(report("<testsuites/>"), suite), "gateway": "no report"}}
+    found = {suite: {"direct": read(report("<testsuites/>"), suite, "direct"), "gateway": "no report"}}
     assert rows(found) == [["suite", "client", "direct", "gateway"], ["a", "a[extra] 1", "0 passed", "no report"]]
     assert faults(found) == ["a, direct: no test ran", "a, gateway: no report"]
 
