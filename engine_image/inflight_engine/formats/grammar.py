@@ -47,10 +47,14 @@ class GrammarText:
 
     Args:
         token_of: special tokens are no text of a grammar, but ids.
+
+    Attributes:
+        types: of definitions, see `json_types`.
     """
 
     def __init__(self, token_of: TokenOf) -> None:
         self.rules: list[str] = []
+        self.types: dict[int, set[str]] = {}
         self._token_of = token_of
         self._names: dict[str, str] = {}
         self.numbers = count()
@@ -238,7 +242,7 @@ def _properties(schema: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any],
 def _tagged(text: GrammarText, part: Tagged, schema: Mapping[str, Any], *, strict: bool) -> str:
     written = []
     for name, each, required in _properties(schema):
-        strings = json_types(each) in (set(), {"string"})
+        strings = json_types(each, text.types) in (set(), {"string"})
         value_open = part.value_open.replace("{string}", "true" if strings else "false")
         opening = text.literal(f"{part.key_open}{name}{part.key_close}{value_open}{part.before_value}")
         end = part.after_value + part.value_close
@@ -295,7 +299,7 @@ def _value(
         string, key: rules for a string and for a key with its colon.
         quote: writes a string.
     """
-    types = json_types(schema)
+    types = json_types(schema, text.types)
     if types == {"integer"}:
         return "INTEGER"
     if types and types <= {"number", "integer"}:

@@ -363,13 +363,14 @@ def _referred(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict
     return found if isinstance(found, dict) else {}
 
 
-def json_types(schema: Any) -> set[str]:
-    """JSON types that a schema permits at its top; empty: not known."""
-    return _types(schema, schema, {}, MAX_DEPTH) if isinstance(schema, dict) else set()
+def json_types(schema: Any, known: dict[int, set[str]] | None = None) -> set[str]:
+    """JSON types that a schema permits at its top; empty: not known. `known`: those of definitions, by identity, which
+    schemas that share them share."""
+    return _types(schema, schema, {} if known is None else known, MAX_DEPTH) if isinstance(schema, dict) else set()
 
 
-def _types(schema: Any, root: Mapping[str, Any], of: dict[str, set[str]], depth: int) -> set[str]:
-    """Args: `of`: types by reference; those of one that is being followed are not known."""
+def _types(schema: Any, root: Mapping[str, Any], known: dict[int, set[str]], depth: int) -> set[str]:
+    """Args: `known`: types of definitions; those of one that is being followed are not known."""
     if not isinstance(schema, dict) or not depth:
         return set()
     stated = schema.get("type")
@@ -380,16 +381,16 @@ def _types(schema: Any, root: Mapping[str, Any], of: dict[str, set[str]], depth:
     if "const" in schema or isinstance(schema.get("enum"), list):
         values = [schema["const"]] if "const" in schema else schema["enum"]
         return {_type_of(value) for value in values}
-    path = schema.get("$ref")
-    if isinstance(path, str):
-        if path not in of:
-            of[path] = set()
-            of[path] = _types(_referred(schema, root), root, of, depth - 1)
-        return of[path]
+    if isinstance(schema.get("$ref"), str):
+        target = _referred(schema, root)
+        if target and id(target) not in known:
+            known[id(target)] = set()
+            known[id(target)] = _types(target, root, known, depth - 1)
+        return known.get(id(target), set())
     several: list[Any] = next(
         (schema[key] for key in ("anyOf", "oneOf", "allOf") if isinstance(schema.get(key), list)), []
     )
-    found = [_types(each, root, of, depth - 1) for each in several]
+    found = [_types(each, root, known, depth - 1) for each in several]
     return set().union(*found) if all(found) else set()
 
 

@@ -217,3 +217,19 @@ def test_a_grammar_that_gets_too_long_is_refused_before_it_takes_memory(name, pa
     parameters = {"properties": {f"p{n}": part(n) for n in range(20_000)}, "$defs": definitions}
     with pytest.raises(ValueError, match=f"more than {MAX_BYTES} characters"):
         calls_grammar(form, [{"name": "f", "parameters": parameters}], lambda _name: None, several=False)
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "llama4_pythonic"])
+def test_a_definition_is_looked_through_once_for_all_parameters_that_refer_to_it(name):
+    class Counted(list):
+        times = 0
+
+        def __iter__(self):
+            Counted.times += 1
+            return super().__iter__()
+
+    (form,) = (each for each in FORMATS if name in each.names)
+    definitions = {"A": {"anyOf": Counted([{"type": "string"}] * 9)}}
+    parameters = {"properties": {f"p{n}": {"$ref": "#/$defs/A"} for n in range(9)}, "$defs": definitions}
+    calls_grammar(form, [{"name": "f", "parameters": parameters}], lambda _name: None, several=True)
+    assert Counted.times == 1
