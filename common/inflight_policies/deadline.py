@@ -130,17 +130,6 @@ class DeadlineQueue(Generic[Item]):
             return late[1]
         return in_time[1]
 
-    def second(self) -> Item | None:
-        """Returns an item besides `head`: the first in time, or else the first late one; None when no other waits."""
-        head = self.head()
-        for heap in (self._in_time, self._late):
-            first = heap.first()
-            if first is not None and first[1] is head:
-                first = heap.second()
-            if first is not None:
-                return first[1]
-        return None
-
     def is_late(self, item: Item) -> bool:
         return item in self._late
 

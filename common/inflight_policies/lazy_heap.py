@@ -47,18 +47,6 @@ class LazyHeap(Generic[Item]):
             heapq.heappop(entries)
         return None
 
-    def second(self) -> tuple[Key, Item] | None:
-        """Returns the second smallest key with its item and leaves both in place; None where there are fewer items."""
-        first = self.first()
-        if first is None:
-            return None
-        found: tuple[Key, Item] | None = first
-        while found is not None and found[1] is first[1]:
-            heapq.heappop(self._entries)
-            found = self.first()
-        heapq.heappush(self._entries, first)
-        return found
-
     def remove(self, item: Item) -> None:
         """Remove an item.
 

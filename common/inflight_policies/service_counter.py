@@ -113,18 +113,6 @@ class ServiceCounters:
                     least, least_client = service, client
         return least_client
 
-    def second(self, clock: int) -> str | None:
-        """Returns the waiting client that `least` would return if its own did not wait."""
-        least = self.least(clock)
-        if least is None:
-            return None
-        counter = self._counters[least]
-        heap = self._waiting[counter.rate]
-        heap.remove(least)
-        found = self.least(clock)
-        heap.push(least, counter.key)
-        return found
-
     def start_waiting(self, client: str, rank: int, clock: int, unit: int | None = None) -> None:
         """Adds a client whose first request waits. Args: rank: unlike any other client's. unit: None: as before."""
         level = self.level(clock)

@@ -44,7 +44,7 @@ ALWAYS = (
 
 @pytest.mark.slow
 def test_random_steps_break_no_rule_and_everything_happens():
-    run = fuzz.Fuzz(seed=7)
+    run = fuzz.Fuzz(seed=1)
     run.run(STEPS, seconds=math.inf)
     assert [name for name in ALWAYS if run.counts[name] == 0] == []
     assert run.counts["preemptions"] > run.counts["steps"] / 200

@@ -10,8 +10,8 @@ from inflight_policies.lazy_heap import LazyHeap
 class ClassQueue:
     """Requests that lost their slot go first, by arrival: they hold tokens that a client is reading, and a new request
     in their place would only be the next to be preempted. So do continued requests, whose clients read too. New ones
-    follow in the order of the policy. Where the first does not fit, one other may start before it (`second`); when it
-    may, `Admission` says.
+    follow in the order of the policy. Where the first that resumes does not fit, the first new one may be taken before
+    it (`behind`), no other; when it may, the scheduler says.
 
     A policy that orders by priority gets both, so that a preempted request never resumes before one of higher priority
     that waits. Of equal priority the preempted one is ahead: it was admitted first, so it arrived first.
@@ -36,24 +36,29 @@ class ClassQueue:
         resumed = self._resumed.first()
         return self.policy.head(clock) if resumed is None else resumed[1]
 
-    def second(self, clock: int) -> Request | None:
-        """Return the request that may start before `head` while that does not fit: the first new one, or the one after
-        `head` where that is new itself. None: there is none, or `head` resumes by its priority."""
-        head = self.head(clock)
-        if head is None or head in self._resumed:
-            return self.policy.head(clock)
-        return self.policy.second(clock) if head.state is RequestState.WAITING else None
-
-    def take(self, request: Request) -> None:
-        """Take out a request that is admitted.
+    def pop(self, clock: int) -> Request:
+        """Take out what `head` returns at this clock.
 
         Raises:
-            KeyError: it does not wait here.
+            IndexError: none waits.
         """
-        if request in self._resumed:
-            self._resumed.remove(request)
-        else:
-            self.policy.picked(request)
+        resumed = self._resumed.first()
+        if resumed is None:
+            return self.policy.pop(clock)
+        self._resumed.remove(resumed[1])
+        return resumed[1]
+
+    def behind(self, clock: int) -> Request | None:
+        """Return the first new request, where `head` is one that resumes before all new ones."""
+        return self.policy.head(clock) if self._resumed else None
+
+    def pop_behind(self, clock: int) -> Request:
+        """Take out what `behind` returns at this clock.
+
+        Raises:
+            IndexError: there is none.
+        """
+        return self.policy.pop(clock)
 
     def remove(self, request: Request) -> None:
         """Take out a request that ended while it waited.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 
 import numpy as np
 
@@ -89,10 +88,6 @@ class Running:
                 and service_class in (None, request.scheduling.service_class)
             ]
         )
-
-    def blocks_held_by(self, requests: Iterable[Request]) -> int:
-        """Return the number of blocks that those of the requests that run hold."""
-        return self._num_held([each.slot for each in requests if each.slot >= 0])
 
     def _num_held(self, slots: list[int]) -> int:
         """Count the blocks of slots. A block that several share counts once: tables may be far longer than what they

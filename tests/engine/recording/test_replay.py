@@ -33,7 +33,7 @@ def replay_file(path):
 
 @pytest.fixture(scope="module")
 def run():
-    return Workload(seed=6)
+    return Workload(seed=5)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ MODES = ("recompute", "swap", "auto")
 def test_random_work_replays_without_a_difference(tmp_path, policy, victim, preemption):
     path = tmp_path / "run.gz"
     configuration = config(policy=policy, preemption_victim=victim, preemption=preemption)
-    run = Workload(configuration, seed=2)
+    run = Workload(configuration, seed=1)
     path.write_bytes(run.run(1500))
     survey = Survey(Recording(path).events())
     assert replay_file(path) is None
@@ -210,7 +210,7 @@ def decisions(plan):
 )
 def test_another_scheduler_is_caught_in_the_first_step_that_it_plans_otherwise(tmp_path, changed, changes):
     path = tmp_path / "run.gz"
-    run = Workload(config(preemption="swap"), seed=6)
+    run = Workload(config(preemption="swap"), seed=5)
     path.write_bytes(run.run(3000))
     events = list(Recording(path).events())
     right, difference = changed(events, configuration=run.config)

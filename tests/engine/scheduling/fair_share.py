@@ -29,12 +29,11 @@ class FairShare:
         """Service of the waiting client that has been served least."""
         return min(self._served[client] for client in self._waiting)
 
-    def first_waiting(self, ranks: dict[str, int] | None = None, without: str | None = None) -> str:
+    def first_waiting(self, ranks: dict[str, int] | None = None) -> str:
         """The waiting client that was served least; of equal ones that of the smallest rank, or the one that has been
-        waiting for longest without a break. `without`: it does not count where another waits."""
-        clients = [client for client in self._waiting if client != without] or list(self._waiting)
-        least = min(self._served[client] for client in clients)
-        ties = [client for client in clients if self._served[client] == least]
+        waiting for longest without a break."""
+        least = self.least()
+        ties = [client for client in self._waiting if self._served[client] == least]
         return min(ties, key=ranks.__getitem__) if ranks else ties[0]
 
     def starts_waiting(self, client: str) -> None:

@@ -95,24 +95,10 @@ class QueueRules:
             self._tenants[name].stops_waiting(request.scheduling.tenant)
 
     def head(self) -> Known | None:
-        """Nobody may be admitted before this one, as long as it fits."""
-        return self._first(self._classes.first_waiting(self._ranks)) if len(self) else None
-
-    def beside(self, blocked: Known) -> list[Known]:
-        """Returns who may be admitted before one that does not fit: the first of each class, or, where that is the one,
-        the second of the class."""
-        found: list[Known | None] = []
-        for name in self.waiting:
-            if self.waiting[name] or self.paused[name]:
-                first = self._first(name)
-                found.append(self._second(name, first) if first is blocked else first)
-        return [each for each in found if each is not None]
-
-    def is_first(self, known: Known) -> bool:
-        """It is the first of its class."""
-        return self._first(known.request.scheduling.service_class) is known
-
-    def _first(self, name: str) -> Known:
+        """Nobody may be admitted before this one."""
+        if not len(self):
+            return None
+        name = self._classes.first_waiting(self._ranks)
         paused, queue = self.paused[name], self.waiting[name]
         if self.config.policy == "priority":
             # Of one priority those that resume are the first to have come.
@@ -121,29 +107,21 @@ class QueueRules:
             return min(paused.values(), key=lambda each: each.order)
         return self._first_new(name)
 
-    def _second(self, name: str, first: Known) -> Known | None:
-        """The first new one behind one that resumes; behind a new one whoever would be first without it. Who resumes by
-        its priority has nobody behind it."""
-        paused, queue = self.paused[name], self.waiting[name]
-        if self.config.policy == "priority":
-            others = [each for each in [*paused.values(), *queue.values()] if each is not first]
-            return min(others, key=self._key) if others and first.state is RequestState.WAITING else None
-        if first.state is not RequestState.WAITING:
-            return self._first_new(name) if queue else None
-        return self._first_new(name, without=first) if len(queue) > 1 else None
+    def behind(self) -> Known | None:
+        """This one may be admitted before a head that resumes."""
+        name = self._classes.first_waiting(self._ranks)
+        if self.config.policy == "priority" or not self.paused[name] or not self.waiting[name]:
+            return None
+        return self._first_new(name)
 
-    def _first_new(self, name: str, without: Known | None = None) -> Known:
-        """Returns the first that never had a slot. `without`: does not count; under `fair` its tenant neither, where
-        another waits."""
-        queue = [each for each in self.waiting[name].values() if each is not without]
+    def _first_new(self, name: str) -> Known:
+        queue = self.waiting[name]
         if self._tenants:
-            tenant = self._tenants[name].first_waiting(without=without and without.request.scheduling.tenant)
-            return next(each for each in queue if each.request.scheduling.tenant == tenant)
+            tenant = self._tenants[name].first_waiting()
+            return next(each for each in queue.values() if each.request.scheduling.tenant == tenant)
         if self.config.policy == "deadline":
-            if without is not None:
-                return min(queue, key=lambda each: (self.is_late(each), each.order))
             return self._by_deadline(name)
-        return min(queue, key=self._key)
+        return min(queue.values(), key=self._key)
 
     def is_late(self, known: Known) -> bool:
         return known.latest_start < self.now

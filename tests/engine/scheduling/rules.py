@@ -11,8 +11,7 @@ of a plan in between is said by `counted` and `confirmed`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from inflight_cost.model import CostModel, StepWork
@@ -32,22 +31,6 @@ NOBODY = -1
 
 Held: TypeAlias = dict[tuple[str, str], set[int]]
 """Blocks in the tables of each tenant's requests of each class."""
-
-
-Tables: TypeAlias = dict[int, set[int]]
-"""Blocks of each running request."""
-
-
-def _tables(running: list[ModelSequence]) -> Tables:
-    return {each.request_id: set(each.blocks) for each in running}
-
-
-def _union(tables: Iterable[set[int]]) -> set[int]:
-    return set().union(*tables)
-
-
-def _class(known: Known) -> str:
-    return known.request.scheduling.service_class
 
 
 def num_held(held: Held, tenant: str, service_class: str | None = None) -> int:
@@ -70,20 +53,6 @@ class UnderWay:
     counted: bool = False
 
 
-@dataclass(slots=True)
-class Reserved:
-    """
-    Attributes:
-        known: the first request that did not fit. since: when it did not, for the first time.
-        room: blocks that were free then. passed: who was admitted before it since.
-    """
-
-    known: Known
-    since: float
-    room: int
-    passed: set[int] = field(default_factory=set)
-
-
 class Rules:
     """
     Args:
@@ -93,7 +62,7 @@ class Rules:
     Attributes:
         limits, rates, prefill_cost: in force; set them whenever the scheduler's are set.
         requests: that did not end, in order of arrival.
-        queues: those of them that have no slot. reserved: for whom of these blocks are kept.
+        queues: those of them that have no slot.
         num_preemptions, num_swaps: since start. num_throttled: steps with a budget below the running decodes.
     """
 
@@ -105,8 +74,6 @@ class Rules:
         self.prefill_cost: CostModel | None = None
         self.requests: dict[int, Known] = {}
         self.queues = QueueRules(config)
-        self.reserved: Reserved | None = None
-        self.num_passed = 0
         self._cache = CacheRules(config.num_blocks, config.block_size, enabled=config.prefix_caching)
         self.num_added = 0
         self.num_preemptions = 0
@@ -156,8 +123,6 @@ class Rules:
             self._cache.leave(self.runner.sequences[request_id])
         else:
             self.queues.remove(known)
-            if self.reserved is not None and self.reserved.known is known:
-                self.reserved = None
         self.runner.end(request_id)
 
     def put_back(self, request_id: int) -> None:
@@ -200,12 +165,12 @@ class Rules:
             assert not plan.starts, "somebody is admitted in a step that preempted"
             running = self._check_preemptions(plan.preemptions, running)
         self._check_decodes(plan, running)
-        tables = _tables(running)
+        held = self._held(running)
         if plan.growth is not None:
             for slot, block in zip(plan.growth.slots.tolist(), plan.growth.block_ids.tolist(), strict=True):
-                tables[self.runner.slots[slot].request_id].add(block)
+                held.setdefault(self._owner(self.runner.slots[slot]), set()).add(block)
         for start in plan.starts:
-            self._check_start(start, tables)
+            self._check_start(start, held)
 
     def after(self, plan: StepPlan) -> None:
         """Checks what a plan left undone, once it is carried out."""
@@ -246,8 +211,6 @@ class Rules:
     def failed(self, plan: StepPlan) -> None:
         """Takes in a plan of which nothing was computed."""
         self._check_blocks(plan)
-        if plan.num_tokens < self.limits.max_num_batched_tokens and not plan.preemptions:
-            self._check_nobody_fits(self.runner.running)
 
     def counted(self, plan: StepPlan) -> None:
         """Another plan follows, or the tokens are taken in: lengths and shares of service include this one."""
@@ -373,7 +336,7 @@ class Rules:
     def _check_victim(self, victim: ModelSequence, running: list[ModelSequence]) -> None:
         oldest = min(running, key=self._order)
         candidates = [each for each in running if each is not oldest]
-        held = self._held(_tables(running))
+        held = self._held(running)
         rightful = max(candidates, key=lambda each: self._victim_key(each, held))
         assert victim is rightful, f"the victim is not the one that {self.config.preemption_victim} chooses"
 
@@ -416,54 +379,43 @@ class Rules:
 
     # Admission.
 
-    def _held(self, tables: Tables) -> Held:
+    def _held(self, running: list[ModelSequence]) -> Held:
         held: Held = {}
-        for request_id, blocks in tables.items():
-            request = self.requests[request_id].request
-            held.setdefault((request.scheduling.tenant, request.scheduling.service_class), set()).update(blocks)
+        for sequence in running:
+            held.setdefault(self._owner(sequence), set()).update(sequence.blocks)
         return held
 
-    def _may_pass(self, known: Known, reserved: Reserved, tables: Tables) -> bool:
-        """Behind one of its class that resumes: its tenant then holds no more blocks than that one's does in the class.
-        Else: all that passed hold with it no more than was free when the passed one came to wait; after 10 s, times
-        the ratio of the weights where its own class has more, no more than the passed one leaves of the cache."""
-        request, ahead = known.request, reserved.known.request
-        blocks = -(-request.num_tokens // self.config.block_size)
-        resumes = reserved.known.state is not RequestState.WAITING
-        if resumes and _class(known) == _class(reserved.known) and self.queues.is_first(reserved.known):
-            held = self._held(tables)
-            most = num_held(held, ahead.scheduling.tenant, ahead.scheduling.service_class)
-            return (
-                request.scheduling.tenant != ahead.scheduling.tenant
-                and num_held(held, request.scheduling.tenant) + blocks <= most
-            )
-        weights, room = self.queues.class_weights, reserved.room
-        if self.queues.now >= reserved.since + 10.0 * max(
-            1.0, weights[_class(known)] / weights[_class(reserved.known)]
-        ):
-            headroom = math.floor(self.config.kv_headroom * self.config.num_blocks)
-            room = min(room, self.config.num_blocks - headroom - -(-ahead.num_tokens // self.config.block_size))
-        return len(_union(blocks for owner, blocks in tables.items() if owner in reserved.passed)) + blocks <= room
+    def _owner(self, sequence: ModelSequence) -> tuple[str, str]:
+        request = self.requests[sequence.request_id].request
+        return request.scheduling.tenant, request.scheduling.service_class
 
-    def _check_start(self, start: SlotStart, tables: Tables) -> None:
-        """`tables`: with those that start before it in the plan."""
+    def _may_pass(self, known: Known, head: Known, held: Held) -> bool:
+        """Its tenant then holds no more blocks than the head's does in the head's class."""
+        request, ahead = known.request, head.request
+        blocks = -(-request.num_tokens // self.config.block_size)
+        most = num_held(held, ahead.scheduling.tenant, ahead.scheduling.service_class)
+        return (
+            request.scheduling.tenant != ahead.scheduling.tenant
+            and num_held(held, request.scheduling.tenant) + blocks <= most
+        )
+
+    def _check_start(self, start: SlotStart, held: Held) -> None:
+        """`held`: with those that start before it in the plan."""
         known = self.requests.get(start.request_id)
         assert known is not None, "a request is admitted that ended or never came"
         assert known.state is not RequestState.RUNNING, "a running request is admitted"
         assert start.num_prompt_tokens == known.request.num_prompt_tokens, "num_prompt_tokens is wrong"
         assert start.sampling is known.request.sampling, "sampling is another request's"
-        due = self.queues.head() if self.reserved is None else self.reserved.known
-        overtakes = f"{self.config.policy}: request {known.order} overtakes request {due and due.order}"
-        if known is due:
-            self.reserved = None
-        else:
-            assert due is not None, overtakes
-            reserved = self._reserve(due, self.config.num_blocks - len(_union(tables.values())))
-            assert known in self.queues.beside(due), overtakes
-            assert self._may_pass(known, reserved, tables), f"{overtakes}, and may not"
-            reserved.passed.add(start.request_id)
-            self.num_passed += 1
-        tables[start.request_id] = set(start.block_ids.tolist())
+        head = self.queues.head()
+        overtakes = f"{self.config.policy}: request {known.order} overtakes request {head and head.order}"
+        if known is not head:
+            assert head is not None, overtakes
+            assert known is self.queues.behind(), overtakes
+            assert self._may_pass(known, head, held), f"{overtakes}, of a tenant with fewer blocks or the same"
+        request = known.request
+        held.setdefault((request.scheduling.tenant, request.scheduling.service_class), set()).update(
+            start.block_ids.tolist()
+        )
         self.queues.remove(known)
         self.queues.admitted(known, len(start.token_ids) - start.num_computed_tokens)
         if known.state is RequestState.WAITING and self.config.prefix_caching:
@@ -513,21 +465,14 @@ class Rules:
             return
         free = self.config.num_blocks - self.runner.num_owned
         headroom = math.ceil(self.config.kv_headroom * self.config.num_blocks) if running else 0
-        due = self.queues.head() if self.reserved is None else self.reserved.known
-        assert due is not None
-        assert self._blocks_needed(due) + headroom > free, "nobody is admitted though the next request fits"
-        reserved, tables = self._reserve(due, free), _tables(running)
-        for known in self.queues.beside(due):
-            if self._may_pass(known, reserved, tables):
-                assert self._blocks_needed(known) + headroom > free, (
-                    "nobody is admitted though a request may pass, and fits"
-                )
-
-    def _reserve(self, due: Known, free: int) -> Reserved:
-        """It does not fit: from now on blocks are kept for it."""
-        if self.reserved is None:
-            self.reserved = Reserved(due, self.queues.now, free)
-        return self.reserved
+        head = self.queues.head()
+        assert head is not None
+        assert self._blocks_needed(head) + headroom > free, "nobody is admitted though the next request fits"
+        behind = self.queues.behind()
+        if behind is not None and self._may_pass(behind, head, self._held(running)):
+            assert self._blocks_needed(behind) + headroom > free, (
+                "nobody is admitted though a request may pass, and fits"
+            )
 
     def _blocks_needed(self, known: Known) -> int:
         sequence = self.runner.sequences[known.request.request_id]

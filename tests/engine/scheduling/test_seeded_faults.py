@@ -18,7 +18,7 @@ import pytest
 from inflight_engine.cache.block_pool import BlockPool
 from inflight_engine.cache.prefix import block_hashes, root_hash
 from inflight_engine.request import Request, TokenIds
-from inflight_engine.scheduling import admission, preemption, queues
+from inflight_engine.scheduling import preemption, queues
 from inflight_engine.scheduling import running as running_module
 from inflight_engine.scheduling import scheduler as scheduler_module
 from inflight_engine.scheduling.budget import fit_decodes
@@ -55,14 +55,6 @@ BUSY: dict[str, Any] = {
 SWAPPING = {"preemption": "swap", "num_host_blocks": 40}
 LOOKAHEAD = {"lookahead": True}
 DEADLINE = {"policy": "deadline", "ttft_target": 4.0, "ttft_per_1k_tokens": 0.0, "late_share": 0.25, "late_wait": 40.0}
-UNEQUAL = (ServiceClass("default", weight=4.0), ServiceClass("batch", weight=0.25))
-PASSING = {
-    "max_num_seqs": 6,
-    "max_num_batched_tokens": 40,
-    "num_blocks": 100,
-    "max_model_len": 150,
-    "classes": (ServiceClass("default", weight=4.0), ServiceClass("batch", weight=1.0)),
-}
 OUT_OF_TURN = "deadline: request .* overtakes|nobody is admitted"
 
 Patch = pytest.MonkeyPatch
@@ -202,34 +194,21 @@ def overlooks_the_queue(head, clock):
 
 
 def takes_new_ones_first(scheduler: Scheduler, patch: Patch) -> None:
-    head = ClassQueue.head
+    head, pop = ClassQueue.head, ClassQueue.pop
     patch.setattr(ClassQueue, "head", lambda queue, clock: queue.policy.head(clock) or head(queue, clock))
+    patch.setattr(
+        ClassQueue,
+        "pop",
+        lambda queue, clock: queue.policy.pop(clock) if queue.policy.head(clock) else pop(queue, clock),
+    )
 
 
-def forgets_who_passed(may_pass, request, reservation, now):
-    reservation.passed.clear()
-    return may_pass(request, reservation, now)
+def takes_new_ones_of_any_tenant(scheduler: Scheduler, patch: Patch) -> None:
+    def start_behind(head: Request) -> Any:
+        request = scheduler.queues.behind(scheduler.running.decodes.clock)
+        return None if request is None else scheduler.admission.start(request, behind=True)
 
-
-def asks_one_class_only(beside, blocked, clock):
-    return [each for each in beside(blocked, clock) if _class(each) == _class(blocked)]
-
-
-def _class(request: Request) -> str:
-    return request.scheduling.service_class
-
-
-def starts_the_wait_anew(scheduler: Scheduler, patch: Patch) -> None:
-    """A request that passes another gives those behind it their time again."""
-    start_next = scheduler.admission._start_next
-
-    def start(now: float) -> Any:
-        found = start_next(now)
-        if found is not None and scheduler.admission._reservation is not None:
-            scheduler.admission._reservation.since = now
-        return found
-
-    patch.setattr(scheduler.admission, "_start_next", start)
+    patch.setattr(scheduler.admission, "start_behind", start_behind)
 
 
 def runs_the_youngest(scheduler: Scheduler, patch: Patch) -> None:
@@ -480,7 +459,7 @@ FAULTS = {
     "a token of the budget is never used": Fault(
         with_limits(max_num_batched_tokens=-1), "budget is left over|loses a step|nobody is admitted"
     ),
-    "max_num_seqs is off by one": Fault(with_limits(max_num_seqs=1), "admission beyond max_num_seqs|overtakes"),
+    "max_num_seqs is off by one": Fault(with_limits(max_num_seqs=1), "admission beyond max_num_seqs"),
     "admission takes the headroom": Fault(
         lambda scheduler, patch: patch.setattr(scheduler.admission, "headroom_blocks", 0),
         "admission takes the headroom",
@@ -532,7 +511,7 @@ FAULTS = {
     "late requests that have waited for long get no more picks": Fault(
         with_deadlines(late_wait=1e9),
         OUT_OF_TURN,
-        DEADLINE | {"late_share": 0.05, "late_wait": 5.0, "max_num_seqs": 2},
+        DEADLINE | {"late_share": 0.05, "late_wait": 5.0},
     ),
     "late requests go first": Fault(
         with_deadlines(late_share=1.0),
@@ -545,14 +524,7 @@ FAULTS = {
     "a head that does not fit is not looked at again": Fault(
         wrap("admission", "head_moved", lambda head_moved, now: False),
         "nobody is admitted",
-        {
-            "policy": "fair",
-            "max_num_seqs": 16,
-            "max_num_batched_tokens": 60,
-            "block_size": 1,
-            "num_blocks": 40,
-            "classes": UNEQUAL,
-        },
+        DEADLINE | {"max_num_seqs": 16, "kv_headroom": 0.4},
     ),
     "a long prompt has no longer a target": Fault(
         lambda scheduler, patch: patch.setattr(
@@ -578,33 +550,11 @@ FAULTS = {
     ),
     "new requests overtake resumed ones": Fault(takes_new_ones_first, "overtakes"),
     "a new request overtakes one that resumes, whatever the tenants hold": Fault(
-        wrap("admission", "_holds_fewer", lambda holds_fewer, request, head: True), "overtakes request .* may not"
-    ),
-    "a request that does not fit is passed for ever": Fault(
-        set_attribute(admission, "PASSING_SECONDS", 1e9), "overtakes request .* may not", PASSING
-    ),
-    "nobody passes a request that does not fit": Fault(
-        wrap("admission", "may_pass", lambda may_pass, *arguments: False),
-        "nobody is admitted though a request may pass",
-        PASSING,
-    ),
-    "those that pass take what comes free": Fault(
-        wrap("admission", "may_pass", forgets_who_passed), "overtakes request .* may not", PASSING
-    ),
-    "a class of more weight passes no longer than others": Fault(
-        wrap("queues", "weight_ratio", lambda ratio, *classes: 1.0),
-        "nobody is admitted though a request may pass",
-        {"max_num_batched_tokens": 24, "num_blocks": 40, "max_model_len": 100, "kv_headroom": 0.4, "classes": UNEQUAL},
-    ),
-    "each that passes gives the next its time again": Fault(
-        starts_the_wait_anew, "overtakes request .* may not", PASSING
-    ),
-    "only the class of the blocked request is asked": Fault(
-        wrap("queues", "beside", asks_one_class_only), "nobody is admitted though a request may pass", PASSING
+        takes_new_ones_of_any_tenant, "overtakes request .* of (its tenant|a tenant with fewer blocks)"
     ),
     "the tenant with the fewest blocks gives way": Fault(
         wrap("running", "blocks_by_tenant", lambda held: {tenant: -blocks for tenant, blocks in held().items()}),
-        "the victim is not the one|may not",
+        "the victim is not the one|of a tenant with fewer blocks",
         {"max_num_seqs": 6},
     ),
     "the wrong one is preempted": Fault(
@@ -668,7 +618,7 @@ FAULTS = {
         "tokens are in the prefix cache|lost though|used less recently|do not hold its tokens|is put back is wrong",
     ),
     "who found what a failed chunk was to compute goes on": Fault(
-        lets_the_misled_go_on, "the state of a request that is put back is wrong|lost though", LOOKAHEAD
+        lets_the_misled_go_on, "the state of a request that is put back is wrong", LOOKAHEAD
     ),
     "what is planned is not found before it is computed": Fault(
         finds_only_what_is_computed,

@@ -18,15 +18,13 @@ class NaiveReplica:
     def __init__(self, config, number):
         model = config.replica
         self.cost, self.size, self.limits = model.cost, model.block_size, config.limits
-        self.free = self.num_blocks = model.kv_tokens // model.block_size
+        self.free = model.kv_tokens // model.block_size
         self.headroom = int(model.kv_headroom * self.free)
         self.noise = Noise(model.noise, (config.seed, number))
         self.waiting, self.resumed, self.running = [], [], []
         self.now, self.end = 0.0, None
         self.first, self.ended = {}, {}
         self.preemptions = 0
-        self.blocked = None
-        """Who was the first that did not fit, since when, how many blocks were free then, and who passed it."""
 
     @property
     def outstanding(self):
@@ -85,12 +83,15 @@ class NaiveReplica:
             if not one.decodes:
                 chunk(one)
         while not preempted and budget and len(self.running) < self.limits.max_num_seqs:
-            one = self.next()
-            if one is None:
+            queue = self.resumed or self.waiting
+            if not queue:
                 break
-            (self.resumed if one in self.resumed else self.waiting).remove(one)
-            one.blocks = self.need(one)
-            self.free -= one.blocks
+            need = ceil(queue[0].known / self.size)
+            if need + (self.headroom if self.running else 0) > self.free:
+                break
+            one = queue.pop(0)
+            one.blocks = need
+            self.free -= need
             self.running.append(one)
             chunk(one)
         self.decoding = decodes
@@ -102,36 +103,6 @@ class NaiveReplica:
         )
         self.end = self.now + self.cost.seconds(work) * float(self.noise.ahead(1)[0])
         self.noise.use(1)
-
-    def need(self, one):
-        return ceil(one.known / self.size)
-
-    def fits(self, one):
-        return self.need(one) + (self.headroom if self.running else 0) <= self.free
-
-    def next(self):
-        """Who starts: the first, or beside one that does not fit the one behind it, in what was free when that came to
-        wait, and after 10 s in what it leaves."""
-        queue = self.resumed or self.waiting
-        if not queue:
-            return None
-        first = self.blocked[0] if self.blocked else queue[0]
-        if self.fits(first):
-            self.blocked = None
-            return first
-        if self.blocked is None:
-            self.blocked = (first, self.now, self.free, set())
-        _, since, room, passed = self.blocked
-        others = [one for one in queue if one is not first][:1]
-        if not others or (self.resumed and first is self.resumed[0]):
-            return None
-        if self.now >= since + 10:
-            room = min(room, self.num_blocks - self.headroom - self.need(first))
-        held = sum(one.blocks for one in passed if one in self.running)
-        if held + self.need(others[0]) > room or not self.fits(others[0]):
-            return None
-        passed.add(others[0])
-        return others[0]
 
     def finish(self):
         self.now, self.end = self.end, None

@@ -37,9 +37,6 @@ class Deadline(Policy):
     def head(self, clock: int) -> Request | None:
         return self._queue.head()
 
-    def second(self, clock: int) -> Request | None:
-        return self._queue.second()
-
     def picked(self, request: Request) -> None:
         self._left(request)
         self._queue.pick(request)

@@ -37,16 +37,6 @@ class Fair(Policy):
         first = None if tenant is None else self._queues[tenant].first()
         return None if first is None else first[1]
 
-    def second(self, clock: int) -> Request | None:
-        """Return the first request of the next tenant; where no other waits, the next one of the same tenant."""
-        tenant = self._counters.second(clock)
-        if tenant is not None:
-            first = self._queues[tenant].first()
-        else:
-            least = self._counters.least(clock)
-            first = None if least is None else self._queues[least].second()
-        return None if first is None else first[1]
-
     def remove(self, request: Request) -> None:
         queue = self._queues[request.scheduling.tenant]
         queue.remove(request)
