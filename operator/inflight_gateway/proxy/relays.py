@@ -23,12 +23,13 @@ def routes() -> Json:
     """Returns the routes of all requests.
 
     Envoy retries only where a relay refuses a connection or dies; relays retry engines themselves. The connections of a
-    dead worker's socket wait for the next one, and retries last about as long as the start of the whole container.
+    dead worker's socket wait for the next one, and retries last about as long as the start of the whole container: each
+    waits a random part of its interval, so that many short ones last more surely as long as that than fewer long ones.
     """
     retry = {
         "retry_on": "connect-failure,refused-stream,reset-before-request,reset",
-        "num_retries": 4,
-        "retry_back_off": {"base_interval": "0.25s", "max_interval": "1s"},
+        "num_retries": 6,
+        "retry_back_off": {"base_interval": "0.75s", "max_interval": "0.75s"},
         "host_selection_retry_max_attempts": 10,
         "retry_host_predicate": [
             extension("retry_host_predicates.previous_hosts", "retry.host.previous_hosts.v3.PreviousHostsPredicate")

@@ -77,7 +77,7 @@ async def test_a_request_that_every_relay_dies_of_ends(edge):
             relay.seen.clear()
         await asyncio.sleep(0.02)
     assert (await asked)[0] == 503
-    assert deaths == 5
+    assert deaths == 7
 
 
 async def test_a_relay_that_dies_is_not_sent_more_than_its_share(edge):
