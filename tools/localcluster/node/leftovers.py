@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from tools.localcluster import cgroups, host
 from tools.localcluster.errors import ClusterError
-from tools.localcluster.image_store import CONTAINERD_SOCKET
+from tools.localcluster.images.image_store import CONTAINERD_SOCKET
 from tools.localcluster.layout import RUNTIME, Layout
+from tools.localcluster.node import cgroups, host
 from tools.localcluster.process import kill_all, observe
 
 CONTAINER_LOGS = Path("/var/log/containers")

@@ -9,10 +9,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from tools.localcluster import base_image, machine, process
+from tools.localcluster import machine, process
 from tools.localcluster.commands import followed
 from tools.localcluster.errors import ClusterError
-from tools.localcluster.image_store import ImageStore, build_command
+from tools.localcluster.images import base_image
+from tools.localcluster.images.image_store import ImageStore, build_command
 from tools.localcluster.layout import REPOSITORY
 from tools.localcluster.progress import Progress, step
 

@@ -10,33 +10,21 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tools.localcluster import (
-    base_image,
-    certificates,
-    coredns,
-    gobuild,
-    goparts,
-    host,
-    images,
-    kubectl_program,
-    leftovers,
-    node_programs,
-    packages,
-    preflight,
-    probe,
-    settings,
-)
+from tools.localcluster import probe
 from tools.localcluster.errors import ClusterError
 from tools.localcluster.files import remove_tree, write_json, write_whole
-from tools.localcluster.gobuild import BuildPlan
-from tools.localcluster.image_store import CONTAINERD_SOCKET, PAUSE_IMAGE, ImageStore
-from tools.localcluster.images import Image
+from tools.localcluster.images import base_image, dockerfiles
+from tools.localcluster.images.dockerfiles import Image
+from tools.localcluster.images.image_store import CONTAINERD_SOCKET, PAUSE_IMAGE, ImageStore
 from tools.localcluster.layout import RUNTIME, Layout
 from tools.localcluster.locking import exclusive
-from tools.localcluster.plane import ApiPlane
+from tools.localcluster.node import certificates, host, leftovers, preflight, settings
+from tools.localcluster.node.plane import ApiPlane
+from tools.localcluster.node.settings import NODE_NAME, Settings
 from tools.localcluster.process import Processes, Program, tail
+from tools.localcluster.programs import coredns, gobuild, goparts, kubectl_program, node_programs, packages
+from tools.localcluster.programs.gobuild import BuildPlan
 from tools.localcluster.progress import Progress, step
-from tools.localcluster.settings import NODE_NAME, Settings
 
 STOP_ORDER = (
     "kubelet",
@@ -160,7 +148,7 @@ class OwnNode:
         containerd_ready.result()
         store.start_buildkit()
         base_image.ensure(store, self.progress)
-        return {name: images.build_in_store(store, images.named(name), self.progress) for name in image_names}
+        return {name: dockerfiles.build_in_store(store, dockerfiles.named(name), self.progress) for name in image_names}
 
     def _start_control_plane(self, plan: BuildPlan, plane: ApiPlane) -> None:
         etcd_binary = plan.folder(goparts.ETCD) / "etcd"
@@ -231,7 +219,7 @@ class OwnNode:
         """Build `image` into the running node's store; its reference."""
         store = self.require_store()
         base_image.ensure(store, self.progress)
-        return images.build_in_store(store, image, self.progress)
+        return dockerfiles.build_in_store(store, image, self.progress)
 
     def stop_api_server(self) -> None:
         """End the API server at once; all else goes on."""

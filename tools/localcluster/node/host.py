@@ -7,12 +7,13 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from tools.localcluster import machine, packages
-from tools.localcluster.addresses import Network
+from tools.localcluster import machine
 from tools.localcluster.commands import output
 from tools.localcluster.errors import ClusterError
 from tools.localcluster.files import write_json
 from tools.localcluster.layout import Layout
+from tools.localcluster.node.addresses import Network
+from tools.localcluster.programs import packages
 
 DEVICE = "inflight0"
 TABLE = "inflight"

@@ -6,9 +6,9 @@ import ipaddress
 from pathlib import Path
 from typing import Any
 
-from tools.localcluster.plane import ApiPlane
+from tools.localcluster.node.plane import ApiPlane
+from tools.localcluster.node.settings import NODE_NAME
 from tools.localcluster.process import Program
-from tools.localcluster.settings import NODE_NAME
 
 
 def kubelet_configuration(plane: ApiPlane, containerd: Path) -> dict[str, Any]:

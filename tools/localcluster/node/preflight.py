@@ -6,9 +6,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.localcluster import cgroups, gobuild, goparts, machine
+from tools.localcluster import machine
 from tools.localcluster.errors import ClusterError
 from tools.localcluster.layout import RUNTIME, Layout
+from tools.localcluster.node import cgroups
+from tools.localcluster.programs import gobuild, goparts
 
 GIGABYTE = 10**9
 COLD_DISK_GB, WARM_DISK_GB = 25, 10

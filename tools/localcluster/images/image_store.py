@@ -11,15 +11,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tools.localcluster import gobuild, goparts, oci_archive, packages, probe
-from tools.localcluster.addresses import Network
-from tools.localcluster.cgroups import BUILD_CGROUP
+from tools.localcluster import probe
 from tools.localcluster.commands import output
 from tools.localcluster.errors import ClusterError
 from tools.localcluster.files import write_json, write_whole
+from tools.localcluster.images import oci_archive
 from tools.localcluster.layout import RUNTIME, Layout
+from tools.localcluster.node.addresses import Network
+from tools.localcluster.node.cgroups import BUILD_CGROUP
+from tools.localcluster.node.settings import Settings
 from tools.localcluster.process import Processes, Program
-from tools.localcluster.settings import Settings
+from tools.localcluster.programs import gobuild, goparts, packages
 
 CONTAINERD_SOCKET = RUNTIME / "containerd.sock"
 BUILDKIT_SOCKET = RUNTIME / "buildkitd.sock"

@@ -11,11 +11,11 @@ import os
 import tempfile
 from pathlib import Path
 
-from tools.localcluster import goparts, gotoolchain
 from tools.localcluster.commands import output
 from tools.localcluster.files import write_whole
 from tools.localcluster.layout import GO_MODULES, Layout
 from tools.localcluster.locking import exclusive
+from tools.localcluster.programs import goparts, gotoolchain
 from tools.localcluster.progress import Progress, step
 
 NAME = "inferencepools.inference.networking.k8s.io"

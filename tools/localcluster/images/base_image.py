@@ -15,12 +15,13 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from tools.localcluster import oci_archive, packages
 from tools.localcluster.commands import output
 from tools.localcluster.errors import ClusterError
-from tools.localcluster.image_store import ImageStore
+from tools.localcluster.images import oci_archive
+from tools.localcluster.images.image_store import ImageStore
+from tools.localcluster.images.oci_archive import ImageConfig
 from tools.localcluster.layout import Layout
-from tools.localcluster.oci_archive import ImageConfig
+from tools.localcluster.programs import packages
 from tools.localcluster.progress import Progress, step
 
 REFERENCE = "localhost/python-base:bookworm"

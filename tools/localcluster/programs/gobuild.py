@@ -10,13 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.localcluster import goparts, gotoolchain, machine
+from tools.localcluster import machine
 from tools.localcluster.commands import followed
 from tools.localcluster.errors import ClusterError
 from tools.localcluster.files import remove_tree
-from tools.localcluster.goparts import Part
 from tools.localcluster.layout import Layout
 from tools.localcluster.locking import exclusive, in_use, unless_in_use
+from tools.localcluster.programs import goparts, gotoolchain
+from tools.localcluster.programs.goparts import Part
 from tools.localcluster.progress import Progress, step
 
 

@@ -7,10 +7,10 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from tools.localcluster import gobuild, goparts
 from tools.localcluster.errors import ClusterError
 from tools.localcluster.layout import Layout
 from tools.localcluster.locking import exclusive
+from tools.localcluster.programs import gobuild, goparts
 from tools.localcluster.progress import Progress, step
 
 PACKAGE = "prometheus"

@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.localcluster import addresses, certificates, gobuild, goparts, layout, probe
+from tools.localcluster import layout, probe
+from tools.localcluster.node import addresses, certificates
+from tools.localcluster.node.settings import Settings
 from tools.localcluster.process import Processes, Program
+from tools.localcluster.programs import gobuild, goparts
 from tools.localcluster.progress import Progress, to_stdout
-from tools.localcluster.settings import Settings
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tools.localcluster import addresses, host
-from tools.localcluster.addresses import Network, Ports
 from tools.localcluster.errors import ClusterError
 from tools.localcluster.files import write_whole
+from tools.localcluster.node import addresses, host
+from tools.localcluster.node.addresses import Network, Ports
 
 NODE_NAME = "inflight"
 

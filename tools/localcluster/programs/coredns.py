@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from tools.localcluster.addresses import Network
+from tools.localcluster.node.addresses import Network
 
 IMAGE_NAME = "localhost/coredns"
 _COREFILE = """
