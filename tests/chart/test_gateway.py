@@ -347,7 +347,11 @@ def test_the_operator_may_make_and_read_the_gateways_key_and_no_other(objects):
 
 def test_two_releases_in_a_namespace_have_keys_of_their_own(helm, objects):
     other = helm.objects(*ENABLED, "--set", "fullnameOverride=other")
-    volumes = [one for one in other[("Deployment", "other-gateway")]["spec"]["template"]["spec"]["volumes"] if one["name"] == "key"]
+    volumes = [
+        one
+        for one in other[("Deployment", "other-gateway")]["spec"]["template"]["spec"]["volumes"]
+        if one["name"] == "key"
+    ]
     assert volumes[0]["projected"]["sources"][-1]["secret"]["name"] == "other-gateway-key"
     names = other[("Role", "other-operator-key")]["rules"][1]["resourceNames"]
     assert "prod-gateway-key" not in names
@@ -363,7 +367,9 @@ def test_a_gateway_pod_has_the_key_of_release_0_2_until_the_operator_copied_it_a
 
 def test_a_release_whose_name_of_the_secret_stays_has_it_once(helm):
     given = helm.objects(*ENABLED, "--set", "fullnameOverride=inflight")
-    volumes = {one["name"]: one for one in given[("Deployment", "inflight-gateway")]["spec"]["template"]["spec"]["volumes"]}
+    volumes = {
+        one["name"]: one for one in given[("Deployment", "inflight-gateway")]["spec"]["template"]["spec"]["volumes"]
+    }
     secret = {"name": COMMON_GATEWAY_KEY_SECRET_NAME, "optional": True}
     assert volumes["key"]["projected"]["sources"] == [{"secret": secret}]
     names = given[("Role", "inflight-operator-key")]["rules"][1]["resourceNames"]

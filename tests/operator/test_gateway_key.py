@@ -97,7 +97,5 @@ async def test_a_release_does_not_take_the_key_of_another_whose_secret_has_the_n
 
 
 async def test_a_key_of_its_own_stays_whatever_the_shared_one_is():
-    store = Namespace(
-        secret("prod-gateway-key", key=b"o" * 32), secret(COMMON_GATEWAY_KEY_SECRET_NAME, key=b"k" * 32)
-    )
+    store = Namespace(secret("prod-gateway-key", key=b"o" * 32), secret(COMMON_GATEWAY_KEY_SECRET_NAME, key=b"k" * 32))
     assert await key_of(store, "prod-gateway-key") == GatewayKey(b"o" * 32)
