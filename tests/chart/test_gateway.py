@@ -85,6 +85,17 @@ def test_requests_of_an_address_are_limited_unless_the_value_is_0(helm):
         assert envoy_settings(given)[1].requests_per_second == value
 
 
+def test_pages_of_the_origins_that_the_value_names_may_ask(helm, objects):
+    assert envoy_settings(objects)[1].allowed_origins == ()
+    origins = ["https://chat.example", "http://localhost:3000", "*"]
+    given = helm.objects(*ENABLED, "--set-json", f"gateway.allowedOrigins={json.dumps(origins)}")
+    assert envoy_settings(given)[1].allowed_origins == tuple(origins)
+    for wrong in ("chat.example", "https://Chat.example", "https://chat.example/"):
+        refused = helm.template(*ENABLED, "--set-json", f"gateway.allowedOrigins=[{json.dumps(wrong)}]")
+        assert refused.returncode
+        assert "allowedOrigins" in refused.stderr
+
+
 TLS = (*ENABLED, "--set", "gateway.tls.secretName=front")
 
 
