@@ -55,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         plugin_image=arguments.plugin_image,
         interval=arguments.interval,
         admin_peers=arguments.admin_peers,
+        client_peers=arguments.client_peers,
         upgrade=arguments.engine_upgrade,
         upgrades_at_once=arguments.engine_upgrades_at_once,
         upgrades_stuck=arguments.engine_upgrade_stuck_services,
@@ -204,6 +205,14 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="JSON",
         help="list of NetworkPolicyPeers that may reach the engines' admin port beside the operator, such as a"
         " Prometheus that scrapes it",
+    )
+    run.add_argument(
+        "--client-peers",
+        type=flag_types.peers,
+        default=(),
+        metavar="JSON",
+        help="list of NetworkPolicyPeers that may connect to the serving port of services without"
+        " spec.networkPolicy.from (default: all may)",
     )
     run.add_argument(
         "--engine-upgrade",

@@ -68,6 +68,7 @@ class Options:
         engine_pull_policy: pull policy of all engine pods; empty takes the default of Kubernetes.
         interval: seconds between two rounds of a service, and between two scrapes of a pod.
         admin_peers: NetworkPolicyPeers that may reach the engines' admin port beside the operator.
+        client_peers: NetworkPolicyPeers that may reach the serving port of services that name no clients; empty: all.
         upgrade: mode of engine upgrades.
         upgrades_at_once: services upgraded at the same time, in mode Paced.
         upgrades_stuck: services whose upgrade may be stuck before no further one starts, in mode Paced.
@@ -88,6 +89,7 @@ class Options:
     class_name: str = DEFAULT_CLASS
     engine_pull_policy: str = ""
     admin_peers: tuple[Manifest, ...] = ()
+    client_peers: tuple[Manifest, ...] = ()
     upgrade: UpgradeMode = "Paced"
     upgrades_at_once: Share = SERVICES_AT_ONCE
     upgrades_stuck: Share = STUCK_SERVICES
@@ -278,6 +280,7 @@ def _settings(options: Options, available_apis: frozenset[str]) -> Settings:
         available_apis=available_apis,
         operator_namespace=os.environ.get("POD_NAMESPACE"),
         admin_peers=options.admin_peers,
+        client_peers=options.client_peers,
         observability=options.observability,
         gateway_service=options.gateway_service,
         endpoint_picker=options.endpoint_picker,

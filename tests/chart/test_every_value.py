@@ -27,6 +27,7 @@ CHANGES = {
     "engine.upgrade.stuckServices": 0,
     "operator.className": "team",
     "engine.adminPeers": PEERS,
+    "engine.clientPeers": PEERS,
     **{
         f"gateway.{path}": value
         for path, value in {

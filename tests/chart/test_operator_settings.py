@@ -22,6 +22,7 @@ VALUES = {
     "engine.upgrade.stuckServices": "engine-upgrade-stuck-services",
     "operator.className": "class-name",
     "engine.adminPeers": "admin-peers",
+    "engine.clientPeers": "client-peers",
     "engine.tracing.endpoint": "engine-traces-endpoint",
     "engine.tracing.samplingRatio": "engine-traces-sampling-ratio",
     "engine.logs.format": "engine-log-format",

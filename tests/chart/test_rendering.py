@@ -148,9 +148,11 @@ def test_the_operator_understands_the_arguments_of_other_values(helm, monkeypatc
         *("--set", "engine.upgrade.mode=Held,engine.upgrade.servicesAtOnce=5%,engine.upgrade.stuckServices=0"),
         *("--set", "operator.className=second"),
         *("--set-json", f"engine.adminPeers={json.dumps(PEERS)}"),
+        *("--set-json", f"engine.clientPeers={json.dumps(PEERS[:1])}"),
     )
     assert (options.leader_elect, options.interval) == (False, 7)
     assert (options.namespaces, options.admin_peers) == (("team", "search"), tuple(PEERS))
+    assert options.client_peers == tuple(PEERS[:1])
     assert (options.upgrade, options.upgrades_at_once, options.upgrades_stuck) == (
         "Held",
         Share(5, percent=True),
