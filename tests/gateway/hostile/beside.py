@@ -134,7 +134,7 @@ class _Client:
         before, first = self._used(), time.monotonic()
         while (begin := time.monotonic()) < first + seconds:
             try:
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(60):
                     fault = await self._one()
             except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError) as error:
                 fault, self._streams = f"{type(error).__name__}: {error}", None
