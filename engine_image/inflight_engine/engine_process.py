@@ -103,8 +103,8 @@ def load(
 
 
 def _vocabulary(config: EngineConfig, vocab_size: int) -> LLTokenizer:
-    from inflight_engine.models.source import resolve
-    from inflight_engine.models.tokenizer import load_tokenizer  # imports the tokenizers library
+    from inflight_engine.models.checkpoints.source import resolve
+    from inflight_engine.models.tokens.tokenizer import load_tokenizer  # imports the tokenizers library
 
     tokenizer = load_tokenizer(resolve(config.model, config.revision))
     num_tokens = max(vocab_size, tokenizer.vocab_size)

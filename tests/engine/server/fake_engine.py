@@ -23,8 +23,8 @@ from inflight_engine.messages import (
     StepReport,
     StepStats,
 )
-from inflight_engine.models.generation_config import OPENAI_DEFAULTS
-from inflight_engine.models.pooling_config import PoolingConfig
+from inflight_engine.models.checkpoints.generation_config import OPENAI_DEFAULTS
+from inflight_engine.models.checkpoints.pooling_config import PoolingConfig
 from inflight_engine.output import Pooled
 from inflight_engine.request import FinishReason
 from inflight_engine.runner_info import RunnerInfo

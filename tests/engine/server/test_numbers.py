@@ -6,7 +6,7 @@ import json
 import pytest
 
 from inflight_engine.formats.choose import ModelText
-from inflight_engine.models.pooling_config import PoolingConfig
+from inflight_engine.models.checkpoints.pooling_config import PoolingConfig
 from inflight_engine.request import FinishReason
 from inflight_engine.server.bodies.chat_schema import ChatCompletionRequest
 from inflight_engine.server.bodies.pooling_schema import EmbeddingRequest, RerankRequest, ScoreRequest

@@ -8,7 +8,7 @@ import numpy as np
 import openai
 import pytest
 
-from inflight_engine.models.pooling_config import PoolingConfig
+from inflight_engine.models.checkpoints.pooling_config import PoolingConfig
 from inflight_engine.request import FinishReason
 from tests.engine.server.fake_engine import ByteTokenizer, until
 

@@ -37,7 +37,7 @@ from inflight_engine.server.requests.timeouts import Timeouts
 from inflight_engine.server.settings.config import ServerConfig
 
 if TYPE_CHECKING:
-    from inflight_engine.models.tokenizer import Tokenizer  # imports the tokenizers library
+    from inflight_engine.models.tokens.tokenizer import Tokenizer  # imports the tokenizers library
 
 MAX_TRIES = 2
 """Attempts at a request: one with a slot in two engine processes that died may have caused the crashes."""
