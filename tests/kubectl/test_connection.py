@@ -8,9 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import yaml
 
-from inflight_kubectl.api_problems import ApiProblem, UnreachableProblem
-from inflight_kubectl.cluster import Target, candidates
-from inflight_kubectl.feed import ServiceFeed
+from inflight_kubectl.access.api_problems import ApiProblem, UnreachableProblem
+from inflight_kubectl.access.cluster import Target, candidates
+from inflight_kubectl.engines.feed import ServiceFeed
 from inflight_kubectl.output import Problem
 from tests.kubectl.objects import body
 

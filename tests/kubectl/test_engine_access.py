@@ -11,9 +11,9 @@ import time
 import pytest
 from kubernetes.client import Configuration
 
-from inflight_kubectl.answers import Answer
-from inflight_kubectl.connection import Connection
-from inflight_kubectl.engine_access import PROTOCOL, PortForward
+from inflight_kubectl.access.connection import Connection
+from inflight_kubectl.engines.engine_access import PROTOCOL, PortForward
+from inflight_kubectl.load.answers import Answer
 from inflight_kubectl.load.client import Client, DisconnectedError
 from inflight_kubectl.output import Problem
 

@@ -293,7 +293,7 @@ def test_version_and_help():
         # Before the engine process is started, nothing heavy; afterwards, never torch.
         ("inflight_engine.cli", "fastapi pydantic asyncio transformers torch"),
         (
-            "inflight_engine.server.run, inflight_engine.models.tokenizer",
+            "inflight_engine.server.run, inflight_engine.models.tokens.tokenizer",
             "transformers torch opentelemetry.sdk requests",
         ),
     ],

@@ -10,9 +10,9 @@ import pytest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import GATEWAY_ANNOTATION
 from inflight_base.signing import is_signed, tenant_key
-from inflight_kubectl.engine_access import PortForward
-from inflight_kubectl.gateway_view import gateway_view
-from inflight_kubectl.resources import Service
+from inflight_kubectl.access.resources import Service
+from inflight_kubectl.engines.engine_access import PortForward
+from inflight_kubectl.engines.gateway_view import gateway_view
 from tests.gateway.client import ask, service
 from tests.gateway.fake_engine import headers_of
 from tests.gateway.gateway_stack import GatewayStack, until
