@@ -49,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         gateway_service=arguments.gateway_service,
         endpoint_picker=arguments.gateway_endpoint_picker,
         metrics_port=arguments.metrics_port,
+        metrics_authentication=arguments.metrics_authentication,
         engine_image=arguments.engine_image,
         engine_pull_policy=arguments.engine_image_pull_policy,
         vllm_image=arguments.vllm_image,
@@ -190,6 +191,13 @@ def build_parser() -> argparse.ArgumentParser:
         default=8080,
         metavar="PORT",
         help="port of /metrics and /healthz (default: 8080)",
+    )
+    run.add_argument(
+        "--metrics-authentication",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="answer /metrics only with a bearer token of an account that may get this path, by the API server's"
+        " TokenReview and SubjectAccessReview",
     )
     run.add_argument(
         "--interval",

@@ -37,6 +37,7 @@ from inflight_operator.reconcile.reconciler import Reconciler, ReconcilerSetting
 from inflight_operator.reconcile.upgrades import SERVICES_AT_ONCE, STUCK_SERVICES, UpgradeMode, UpgradePace
 from inflight_operator.recording.recorder import DEFAULT_MEBIBYTES, MEBIBYTE, DecisionRecorder
 from inflight_operator.render.plan import VLLM_IMAGE, EngineObservability, Settings
+from inflight_operator.telemetry.access import Access, reviewer
 from inflight_operator.telemetry.metrics import OperatorMetrics
 from inflight_operator.telemetry.web import Heartbeat, WebServer
 from inflight_operator.watch.handlers import build_registry, kopf_connection
@@ -62,6 +63,7 @@ class Options:
         gateway_service: full DNS name of the gateway's Service; empty without a gateway.
         endpoint_picker: whether the gateway's pods serve other gateways as their endpoint picker.
         metrics_port: for /metrics and /healthz.
+        metrics_authentication: only clients whose account may get /metrics read them.
         engine_image: image of services whose spec names none.
         vllm_image: image of services of type vllm whose spec names none.
         plugin_image: this program's own image; empty if it does not run in a container.
@@ -99,6 +101,7 @@ class Options:
     observability: EngineObservability = field(default_factory=EngineObservability)
     gateway_service: str = ""
     endpoint_picker: bool = False
+    metrics_authentication: bool = False
     vllm_image: str = VLLM_IMAGE
     plugin_image: str = ""
 
@@ -118,7 +121,8 @@ async def run_operator(options: Options) -> int:
         ClusterCache(options.class_name),
         asyncio.Event(),
     )
-    web = WebServer(options.metrics_port, metrics.registry, heartbeat)
+    access = Access(reviewer(configuration)) if options.metrics_authentication else None
+    web = WebServer(options.metrics_port, metrics.registry, heartbeat, access)
     own_namespace = _own_namespace(options)
     try:
         async with (

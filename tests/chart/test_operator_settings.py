@@ -16,6 +16,7 @@ CHART = Path(__file__).parents[2] / "helm" / "inflight"
 VALUES = {
     "interval": "interval",
     "metrics.port": "metrics-port",
+    "metrics.authentication.enabled": "metrics-authentication",
     "leaderElection.enabled": "leader-elect",
     "engine.upgrade.mode": "engine-upgrade",
     "engine.upgrade.servicesAtOnce": "engine-upgrades-at-once",

@@ -19,6 +19,7 @@ from inflight_engine.messages import (
     Finished,
     FlushRecord,
     RecordFlushed,
+    StepCost,
     StepReport,
     StepStats,
 )
@@ -117,13 +118,13 @@ class ByteDetokenizer:
 
 
 class FakeEngine(asyncio.Protocol):
-    """`requests`, `cancels`, `configurations` and `flushes` are what arrived; `report` sends one step.
+    """`requests`, `cancels`, `configurations`, `costs` and `flushes` are what arrived; `report` sends one step.
 
     `answering`: it answers what changes its configuration. `weights`: of service classes, in force.
     """
 
     def __init__(self):
-        self.requests, self.cancels, self.configurations, self.flushes = {}, [], [], 0
+        self.requests, self.cancels, self.configurations, self.costs, self.flushes = {}, [], [], [], 0
         self.answering, self.weights = True, {}
         self._decoder = FrameDecoder.for_engine()
         self._arrived = asyncio.Condition()
@@ -145,6 +146,8 @@ class FakeEngine(asyncio.Protocol):
                     self.weights |= message.class_weights
                     if self.answering:
                         self.send(Configured(message.call_id, message.limits, self.weights))
+                case StepCost():
+                    self.costs.append(message)
                 case FlushRecord():
                     self.flushes += 1
                     self.send(RecordFlushed(message.call_id))
