@@ -106,7 +106,7 @@ def bodies(path):
 async def test_a_number_that_does_not_fit_is_refused_by_the_name_of_its_field(make_fake, path):
     tokenizer = ByteTokenizer()
     tokenizer.model_text = ModelText(chat_template="<think>")
-    tokenizer.pooling = PoolingConfig(matryoshka=True)
+    tokenizer.pooling = PoolingConfig(matryoshka=True, width=16)
     fake = await make_fake(tokenizer=tokenizer, tool_call_parser="hermes")
     answered, wrong = 0, []
     for name, body in bodies(path):

@@ -16,17 +16,19 @@ class PoolingConfig:
     normalized: vectors have the length one.
     dimensions: lengths that vectors may be shortened to; empty: any if `matryoshka`, else none.
     matryoshka: the model was trained so that vectors can be shortened.
+    width: numbers of a vector that is not shortened.
     refusal: why this server cannot make the model's vectors; empty: it can.
     """
 
     normalized: bool = True
     dimensions: tuple[int, ...] = ()
     matryoshka: bool = False
+    width: int = 0
     refusal: str = ""
 
     def shortened(self, dimensions: int) -> bool:
         """Vectors may be shortened to so many numbers."""
-        return dimensions in self.dimensions if self.dimensions else self.matryoshka
+        return dimensions in self.dimensions if self.dimensions else self.matryoshka and dimensions <= self.width
 
 
 LAST_TOKEN = PoolingConfig()
@@ -41,16 +43,18 @@ def read_pooling(files: ModelFiles) -> PoolingConfig:
     config = read_json(files.folder / "config.json")
     dimensions = tuple(config.get("matryoshka_dimensions") or ())
     matryoshka = bool(dimensions or config.get("is_matryoshka"))
+    width = config.get("hidden_size")
+    width = width if isinstance(width, int) else 0
     path = files.folder / "modules.json"
     if not path.is_file():
-        return PoolingConfig(dimensions=dimensions, matryoshka=matryoshka)
+        return PoolingConfig(dimensions=dimensions, matryoshka=matryoshka, width=width)
     modules = _modules(files, path.name)
     types = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules]
     refusal = next((_refusal(files, module) for module in modules if module.get("type", "").endswith(".Pooling")), "")
     unknown = [each for each in types if each not in ("Transformer", "Pooling", "Normalize")]
     if unknown:
         refusal = f"this server has no module {unknown[0]} of sentence-transformers, which the model's vectors need"
-    return PoolingConfig("Normalize" in types, dimensions, matryoshka, refusal)
+    return PoolingConfig("Normalize" in types, dimensions, matryoshka, width, refusal)
 
 
 def _modules(files: ModelFiles, name: str) -> list[dict[str, Any]]:
