@@ -313,6 +313,10 @@ BAD = {
         spec(networkPolicy={"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["fd00::/64"]}}]}),
         "networkPolicy.from ipBlock.except must have parts of ipBlock.cidr",
     ),
+    "a claim of devices that is two": (
+        template(resourceClaims=[{"name": "a", "resourceClaimName": "b", "resourceClaimTemplateName": "c"}]),
+        "template.resourceClaims needs exactly one of resourceClaimName and resourceClaimTemplateName",
+    ),
     "a class of another form": (spec(className="Team A"), "spec.className: Invalid value"),
     "float16 on CPU": (
         spec(engine={"dtype": "float16"}, accelerator={"count": 0}),
