@@ -6,9 +6,9 @@ import pytest
 from inflight_cost.model import CostModel
 from inflight_settings.limits import Limits
 from inflight_simulator.fleet.config import FleetConfig, ReplicaModel
+from inflight_simulator.fleet.replicas.scheduler import FleetScheduler
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.run import simulate_fleet
-from inflight_simulator.fleet.scheduler import FleetScheduler
 from inflight_simulator.fleet.view import Fixed
 from tests.engine.scheduling import test_large_requests as load
 
