@@ -37,7 +37,7 @@ def check_size(body: bytes) -> None:
 
 
 def _is_surely_small(body: bytes) -> bool:
-    """Whether there would not be too many values if no string had a comma, quote or bracket."""
+    """Return whether there are few enough even if no string has a comma, quote or bracket."""
     doubled = commas = 0
     for start in range(0, len(body), _PIECE):
         piece = body[start : start + _PIECE]
