@@ -158,6 +158,7 @@ async def run_operator(options: Options) -> int:
                 clock,
                 recorder,
                 gateway,
+                lambda: stretch.factor,
             )
             workers = Workers(
                 reconciler.reconcile,
