@@ -27,7 +27,9 @@ from tools.localcluster import kubectl_program
 START_UP = 10
 """Seconds in which a pod of a rollout starts up: most of what a wave takes."""
 ROLLOUT_MARGIN = 10.0
-"""Seconds that a rollout may take beyond its waves of start-up."""
+"""Seconds that pods may take beyond their start-up."""
+STUCK_AFTER = START_UP + 60 + 20.0
+"""Seconds without progress after which a service is Stuck: its deadline, and a round."""
 PERCENT = 10
 """Pods that a rollout replaces at a time, of each 100."""
 REST = 60.0
@@ -126,7 +128,7 @@ async def upgrade(bench: Bench) -> list[Finding]:
     pods = bench.options.pods_per_service
     bench.progress(f"phase upgrade: {stuck} gets the only {pods} accelerators")
     _accelerators(bench, 2 * pods)
-    await _replaced(bench, stuck, {"accelerator": {"count": 1}, "rollout": {"startupTimeout": "10s"}})
+    await _replaced(bench, stuck, {"accelerator": {"count": 1}, "rollout": {"startupTimeout": f"{START_UP}s"}})
     _accelerators(bench, pods)
     await bench.settled(PATIENCE)
     moves, of_stuck = Moves(bench.fleet), Moves(bench.fleet)
@@ -156,8 +158,8 @@ async def upgrade(bench: Bench) -> list[Finding]:
         Finding("upgrade", "seconds until the last of them", ended - start),
         Finding("upgrade", "most that moved at once", moves.most, most=at_once),
         Finding("upgrade", "services done after one was Stuck", sum(time > said for time in moves.done.values())),
-        Finding("upgrade", "seconds from its first pod to Stuck", said - begun, most=PATIENCE),
-        Finding("upgrade", "seconds from room for it until it is done", recovered - room, most=PATIENCE),
+        Finding("upgrade", "seconds from its first pod to Stuck", said - begun, most=STUCK_AFTER),
+        Finding("upgrade", "seconds from room for it until it is done", recovered - room, most=ROLLOUT_MARGIN),
     ]
 
 
