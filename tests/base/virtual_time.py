@@ -2,6 +2,7 @@
 milliseconds, and the same result each time."""
 
 import asyncio
+import functools
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
@@ -25,3 +26,13 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 def run(coroutine):
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(coroutine)
+
+
+def in_virtual_time(test):
+    """Makes an asynchronous test one that such a loop runs. Its asynchronous fixtures would have another loop."""
+
+    @functools.wraps(test)
+    def runs(*arguments, **named):
+        return run(test(*arguments, **named))
+
+    return runs

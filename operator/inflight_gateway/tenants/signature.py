@@ -19,7 +19,7 @@ class EngineHeaders:
     """Changes to the headers of a request to an engine. Each attempt is signed anew: signatures have a time.
 
     Args:
-        current, previous: keys of the Secret `inflight-gateway-key`. Without a current one requests are not signed, and
+        current, previous: keys of the Secret with the gateway's key. Without a current one requests are not signed, and
             services with API keys or tokens cannot be served.
         wall: Unix time.
     """

@@ -182,7 +182,7 @@ async def test_client_that_leaves_ends_all_its_choices(make_fake, stream):
     fake.engine.report(admitted=[(0, 0)], tokens={0: ord("a")})
     await until(lambda: fake.service.counts.generation_tokens == 1)
     left.set()
-    await asyncio.wait_for(serving, 5)
+    await asyncio.wait_for(serving, 60)
     await until(lambda: not len(fake.service.registry))
     assert {(c.request_id, c.reason) for c in fake.engine.cancels} == {(i, FinishReason.ABORT) for i in range(3)}
     assert not any(b"[DONE]" in message.get("body", b"") for message in sent)
@@ -264,7 +264,7 @@ async def test_what_ends_while_the_first_send_waits_loses_and_repeats_nothing(ma
     fake.engine.report(tokens={0: ord("b"), 1: ord("x")}, finished=[(0, FinishReason.STOP), (1, FinishReason.LENGTH)])
     await until(lambda: not len(fake.service.registry))
     taken.set()
-    await asyncio.wait_for(serving, 5)
+    await asyncio.wait_for(serving, 60)
     *chunks, done = events(b"".join(message.get("body", b"") for message in sent).decode())
     choices = [choice for chunk in map(json.loads, chunks) for choice in chunk["choices"]]
     for index, text, reason in ((0, "ab", "stop"), (1, "x", "length")):

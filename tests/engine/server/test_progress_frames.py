@@ -259,7 +259,7 @@ async def test_a_lost_engine_process_asks_for_another_replica_at_once(make_fake)
     await die(fake)
     # Only a request with a slot may be the cause.
     for client, code in (running, "engine_failed"), (waiting, "engine_restarting"), (starting, "engine_failed"):
-        await asyncio.wait_for(client.task, 5)
+        await asyncio.wait_for(client.task, 60)
         comments, data = client.frames[-1]
         assert comments == ["e 503 retry"]
         assert json.loads(data)["error"]["code"] == code

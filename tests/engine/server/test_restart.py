@@ -108,7 +108,7 @@ async def test_stream_that_has_begun_goes_on_without_a_gap_or_a_repeat(make_fake
         for token in text.encode():
             fake.engine.report(tokens={slot: token}, logprobs=[TokenLogprobs(slot, -token / 10, [], [])])
         await until(lambda count=count: fake.service.counts.generation_tokens == count)
-    answer = await asyncio.wait_for(call, 5)
+    answer = await asyncio.wait_for(call, 60)
     *chunks, usage_chunk, done = events(answer.text)
     choices = [json.loads(each)["choices"][0] for each in chunks]
     assert "".join(choice["text"] for choice in choices) == "abxzc"
@@ -132,7 +132,7 @@ async def test_request_that_was_in_two_crashes_is_refused_and_one_that_came_betw
     fake.engine.send(Starting([0]))
     await until(lambda: any(each.phase is RequestPhase.STARTING for each in fake.service.registry.unfinished()))
     await die(fake)
-    answer = await asyncio.wait_for(call, 5)
+    answer = await asyncio.wait_for(call, 60)
     assert error_of(answer) == (503, "engine_failed")
     assert int(answer.headers["retry-after"]) >= 1
     await restart(fake)
@@ -396,8 +396,8 @@ async def test_admin_call_is_answered_at_once_when_the_engine_was_told_to_leave(
     under_way = asyncio.create_task(fake.http.patch("/v1/runtime_config", **change))
     await until(lambda: fake.engine.configurations)
     fake.service.session.shut_down()
-    assert error_of(await asyncio.wait_for(under_way, 1)) == (503, "draining")
-    assert error_of(await asyncio.wait_for(fake.http.patch("/v1/runtime_config", **change), 1)) == (503, "draining")
+    assert error_of(await asyncio.wait_for(under_way, 20)) == (503, "draining")
+    assert error_of(await asyncio.wait_for(fake.http.patch("/v1/runtime_config", **change), 20)) == (503, "draining")
 
 
 class FakeServer:
@@ -502,7 +502,7 @@ async def test_restart_that_takes_too_long_fails_the_server(make_fake, monkeypat
     await until(lambda: fake.engine.requests)
     running = asyncio.create_task(lifecycle.run())
     fake.engine.die()
-    assert "not ready in time" in await asyncio.wait_for(running, 5)
+    assert "not ready in time" in await asyncio.wait_for(running, 60)
     assert log[:2] == ["kill", "start"]
     assert log[-1] == "kill"
     assert error_of(await call) == (503, "engine_failed")
@@ -528,11 +528,11 @@ async def test_restart_that_fails_in_any_way_ends_the_server_with_the_reason(mak
     monkeypatch.setattr(FakeProcess, "successor", broken)
     running = asyncio.create_task(lifecycle.run())
     fake.engine.die()
-    assert await asyncio.wait_for(running, 5) == "another engine process cannot be started: no such thing"
+    assert await asyncio.wait_for(running, 60) == "another engine process cannot be started: no such thing"
 
 
 async def test_drain_while_it_restarts_takes_requests_for_the_drain_delay_too(make_fake, monkeypatch):
-    fake = await make_fake(drain_delay=5.0)
+    fake = await make_fake(drain_delay=300.0)
     lifecycle, _ = await supervised(fake, monkeypatch)
     await die(fake)
     running = asyncio.create_task(lifecycle.run())
@@ -541,7 +541,7 @@ async def test_drain_while_it_restarts_takes_requests_for_the_drain_delay_too(ma
     call = start(fake)
     await until(lambda: len(fake.service.registry))
     lifecycle.signal()  # the second one ends at once
-    assert error_of(await asyncio.wait_for(call, 5)) == (503, "shutdown")
+    assert error_of(await asyncio.wait_for(call, 60)) == (503, "shutdown")
     await running
 
 
@@ -552,7 +552,7 @@ async def test_engine_that_dies_too_often_ends_the_server_with_the_reason(make_f
         fake.service.session._restarts.begin(time.monotonic())
     running = asyncio.create_task(lifecycle.run())
     fake.engine.die()
-    why = await asyncio.wait_for(running, 5)
+    why = await asyncio.wait_for(running, 60)
     assert why.startswith("the engine process was killed (signal 9")
     assert "3 restarts in 10 minutes" in why
 

@@ -22,7 +22,7 @@ from tools.bench.operator.operators import NAMESPACE, NEXT_ENGINE_IMAGE, SECOND,
 from tools.bench.operator.phases import Bench
 from tools.bench.operator.plane import OPERATOR_USER, SECOND_USER
 from tools.bench.operator.readings import AuditLog
-from tools.localcluster import kubectl_program
+from tools.localcluster.programs import kubectl_program
 
 START_UP = 10
 """Seconds in which a pod of a rollout starts up: most of what a wave takes."""
@@ -201,7 +201,7 @@ async def classes(bench: Bench, second: Operators) -> list[Finding]:
         findings += [
             Finding("classes", f"{user}: writes in the other's namespaces", foreign, most=0),
             Finding("classes", f"{user}: writes at rest, Leases left out", len(at_rest), most=0),
-            Finding("classes", f"{user}: writes before", len(written), least=1),
+            Finding("classes", f"{user}: writes in all", len(written), least=1),
         ]
     return findings
 

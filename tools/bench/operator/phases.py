@@ -24,7 +24,7 @@ from tools.bench.operator.figures import Delays, Failover, PhaseFigures, phase_f
 from tools.bench.operator.fleet import Fleet
 from tools.bench.operator.operators import LEADER, STANDBY, Operator, Operators
 from tools.bench.operator.readings import AuditLog, Reading, Values, operator_values, writes_by_kind
-from tools.localcluster import kubectl_program
+from tools.localcluster.programs import kubectl_program
 from tools.localcluster.progress import Progress
 from tools.measure.processes import forget_peak, machine_cpu, process_cpu, process_memory
 

@@ -40,7 +40,11 @@ async def embeddings(body: EmbeddingRequest, http: Request, service: ServiceOf) 
     check_model(body.model, service)
     pooling = service.model[0].pooling
     if body.dimensions is not None and not pooling.shortened(body.dimensions):
-        raise bad_request("dimensions: this model's vectors cannot be shortened to so many", "dimensions")
+        possible = ", ".join(map(str, pooling.dimensions)) or (
+            f"1 to {pooling.width}" if pooling.matryoshka else "none"
+        )
+        message = f"dimensions: this model's vectors cannot be shortened to so many numbers; possible: {possible}"
+        raise bad_request(message, "dimensions")
     call = await _begin(service, http, body)
     answer = EmbeddingAnswer(
         call,
