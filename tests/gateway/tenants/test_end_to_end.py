@@ -60,7 +60,7 @@ async def test_only_right_keys_pass_and_no_engine_sees_them(stack, engines, http
         assert "authorization" not in headers
         assert "api-key" not in headers
         assert headers["x-inflight-tenant"] == "acme"
-        message = f"acme\nr-{number}".encode()
+        message = f"acme\nr-{number}\n1".encode()
         assert is_signed([key.encode()], message, headers["x-inflight-signature"], time.time())
     for wrong in ({}, bearer("ifk_2"), bearer("ifk_1x"), {"authorization": "Basic ifk_1"}, {"x-inflight-attempt": "2"}):
         status, body, headers = await ask(http, stack, headers=wrong)
