@@ -43,7 +43,7 @@ _FULL_NODE = "fake-0"
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What spec.rollout permits.
+    """Bounds that follow from spec.rollout.
 
     Attributes:
         rollout: the fields of the spec.

@@ -202,7 +202,7 @@ class Report:
 
     @property
     def missed(self) -> list[str]:
-        """What did not keep its bounds."""
+        """Names of findings that did not keep their bounds."""
         return [f"{one.phase}: {one.what}" for one in self.findings if not one.met]
 
 

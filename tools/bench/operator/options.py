@@ -9,7 +9,7 @@ from pathlib import Path
 from inflight_settings.flag_types import number
 
 PHASES = ("rest", "load", "hung", "leader")
-"""Those of a run without --phases."""
+"""Phases of a run without --phases."""
 MORE_PHASES = ("burst", "create", "rollout", "upgrade", "classes")
 
 _above_zero = number(float, 0.001)

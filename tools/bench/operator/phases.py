@@ -107,7 +107,7 @@ class Bench:
         return await self._watched("burst", operator, lambda: self._spread(chosen, BURST, self._jump))
 
     async def create(self, operator: Operator) -> PhaseFigures:
-        """One new service for each ten is created, all within `BURST` seconds."""
+        """Creates a new service for each ten, all within `BURST` seconds."""
         chosen = fleet.keys(max(1, len(self.services) // 10), first=len(self.services))
         self.namespaces(chosen)
         return await self._watched("create", operator, lambda: self._spread(chosen, BURST, self._creation))
