@@ -105,7 +105,7 @@ class Scraper(ABC, Generic[E]):
         large_page: bytes; an engine with a larger page is scraped less often, by as much as it is larger: a hostile
             one takes no larger part of the time for reading pages.
         retry: seconds after the first two failures until the next scrape; None: as after a success.
-        stretch: factor of `interval` now.
+        stretch: factor of `interval` and `timeout` now.
     """
 
     def __init__(
@@ -205,7 +205,8 @@ class Scraper(ABC, Generic[E]):
     async def _scrape(self, engine: E) -> None:
         began = monotonic()
         try:
-            async with asyncio.timeout(self._timeout):
+            # A late event loop takes answers late that came in time.
+            async with asyncio.timeout(self._timeout * self._stretch()):
                 body = renamed(await self._page(engine), engine.names)
             self.scraped(engine, body, began)
             self.counts.done += 1

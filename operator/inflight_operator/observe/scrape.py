@@ -65,7 +65,7 @@ class ScrapePool(Scraper[_Pod]):
         timeout: seconds for one scrape, from connecting to the last byte.
         span: seconds that windows look back; see `Window`.
         concurrency: maximum scrapes in flight.
-        stretch: factor of `interval` now.
+        stretch: factor of `interval` and `timeout` now.
     """
 
     def __init__(

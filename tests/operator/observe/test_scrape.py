@@ -265,6 +265,17 @@ async def test_the_time_of_a_scrape_is_bounded_as_a_whole():
         await until(lambda: pods.at_once == 0)
 
 
+async def test_an_answer_that_a_late_event_loop_takes_late_is_in_time():
+    async def slow(writer):
+        await asyncio.sleep(0.2)
+        writer.write(response())
+
+    async with world(interval=60.0, timeout=0.05, stretch=lambda: 100.0) as (pods, pool):
+        pool.keep(KEY, [pods.target("a", slow)])
+        await until(lambda: pool.counts.done or pool.counts.failed)
+        assert pool.errors(KEY) == {}
+
+
 async def test_redirects_are_not_followed():
     async with world(interval=60.0) as (pods, pool):
         elsewhere = pods.target("b").url
