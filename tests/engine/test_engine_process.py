@@ -110,7 +110,7 @@ def test_while_it_loads_no_signal_ends_it_but_the_end_of_the_api_process_does():
             os.kill(pid, number)
         assert process.wait(0.5) is None
         process.socket.close()  # It waits for its configuration, on a pipe that is open.
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
 

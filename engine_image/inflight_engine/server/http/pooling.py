@@ -9,10 +9,10 @@ from dataclasses import replace
 from fastapi import APIRouter, Request, Response
 
 from inflight_contract.errors import ApiError, bad_request
+from inflight_contract.tenants import PROGRESS_HEADER
 from inflight_engine.request import SamplingParams
 from inflight_engine.server.answers.pooling import EmbeddingAnswer, PoolingAnswer, RerankAnswer, ScoreAnswer
 from inflight_engine.server.answers.respond import GenerationResponse
-from inflight_engine.server.answers.writer import PROGRESS_HEADER
 from inflight_engine.server.bodies.pooling_schema import EmbeddingRequest, PoolingFields, RerankRequest, ScoreRequest
 from inflight_engine.server.http.endpoint import encode
 from inflight_engine.server.http.middleware import request_id
