@@ -35,7 +35,8 @@ environment of its own (6 GB; `python -m tools.bench.engine --peers vllm` makes 
 
 ```bash
 vllm bench serve --backend openai-chat --endpoint /v1/chat/completions --base-url http://ADDRESS --model MODEL \\
-  --tokenizer FOLDER --dataset-name random --random-input-len 64 --random-output-len 16 --num-prompts 8 --max-concurrency 4
+  --tokenizer FOLDER --dataset-name random --random-input-len 64 --random-output-len 16 --num-prompts 8 \\
+  --max-concurrency 4
 ```
 
 Directly and through the gateway, all 8 requests of this command succeed, with all 128 output tokens.
