@@ -204,7 +204,7 @@ class DemandView:
         replica: cost model and KV cache of one pod; None while no pod reports them.
         waiting, running: requests, over all pods.
         waiting_tokens: uncomputed prompt tokens, over all pods.
-        ready: pods that take requests. ready_for: seconds for which the first of them has been ready.
+        ready: replicas that take requests. ready_for: seconds for which the first of them has been ready.
         starting: seconds until each ordered replica that starts is expected to be ready, ascending.
         start_up: seconds from the order of a replica until it is ready, the median of those seen.
         pooled: requests go to the replica with the least work; else anywhere.
