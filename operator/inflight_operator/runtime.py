@@ -164,6 +164,7 @@ async def run_operator(options: Options) -> int:
                 clock,
                 recorder,
                 gateway,
+                lambda: stretch.factor,
             )
             workers = Workers(
                 reconciler.reconcile,

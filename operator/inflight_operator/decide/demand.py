@@ -174,7 +174,7 @@ class DemandHistory:
 
     @property
     def points(self) -> tuple[DemandPoint, ...]:
-        return tuple(map(DemandPoint._make, map(_POINT.unpack, self.series)))
+        return tuple(map(DemandPoint._make, _POINT.iter_unpack(b"".join(self.series))))
 
     @property
     def tokens_per_s(self) -> float:
