@@ -198,7 +198,7 @@ class Workload:
         swapped, hits, throttled = driver.rules.num_swaps, driver.runner.hit_tokens, driver.rules.num_throttled
         late_starts = driver.rules.queues.num_late
         late_tokens, put_back, waited = driver.late_tokens, driver.put_back, driver.waited
-        misled = driver.misled
+        misled, passed = driver.misled, driver.rules.num_passed
         counts = self.counts
         if driver.step(fails, meanwhile, failing_slots) is None:
             counts["idle"] += 1
@@ -208,6 +208,7 @@ class Workload:
         counts["put_back"] += driver.put_back - put_back
         counts["misled"] += driver.misled - misled
         counts["waited"] += driver.waited - waited
+        counts["passed"] += driver.rules.num_passed - passed
         counts["throttled"] += driver.rules.num_throttled - throttled
         counts["swaps"] += driver.rules.num_swaps - swapped
         counts["hit_tokens"] += driver.runner.hit_tokens - hits
