@@ -99,7 +99,7 @@ async def test_an_address_with_too_many_requests_gets_429_and_another_one_is_ser
     assert (await edge.ask(headers={"x-forwarded-for": "127.0.0.3"}))[0] == 429
     begin = time.monotonic()
     while (await edge.ask())[0] == 429:
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 60
         await asyncio.sleep(0.1)
 
 

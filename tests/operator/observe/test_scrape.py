@@ -225,12 +225,13 @@ async def test_large_pages_of_one_service_that_stall_leave_places_for_those_of_o
     async def large(writer):
         writer.write(response(page))
 
-    async with world(interval=60.0, timeout=20.0) as (pods, pool):
+    async with world(interval=60.0, timeout=600.0) as (pods, pool):
         pool.keep(KEY, [pods.target(f"stalls-{number}", stalls) for number in range(5)])
         await until(lambda: pods.most == 5)
         await until(pool._places_of(str(KEY)).locked)
         pool.keep(OTHER, [pods.target("large", large)])
         await until(lambda: pool.counts.done == 1)
+        assert not pool.counts.failed
         go.set()
         await until(lambda: pool.counts.done == 6)
         assert not pool._large_of

@@ -33,7 +33,7 @@ by name alone:
   classes  a second installation with as many services of another spec.className beside the first: API writes of each
            operator to services of the other, and at rest
 
-After a phase of these that misses a goal the exit code is 1.
+The exit code is 1 where rollout, upgrade or classes misses a goal.
 
 Everything runs in a network namespace of its own, which goes when the last process does. Root is not needed where
 the kernel lets users have namespaces.
