@@ -59,6 +59,19 @@ class GrammarEnd(NamedTuple):
     error: str
 
 
+class ForcedRun(NamedTuple):
+    """Tokens that a slot's grammar leaves as the only ones after its latest token, one after the other.
+
+    Attributes:
+        token_ids: int32, at least one; none of them ends the request but the last where `ends`.
+        ends: the text is complete with the last of them.
+    """
+
+    slot: int
+    token_ids: TokenIds
+    ends: bool
+
+
 class StepOutput(NamedTuple):
     """Results of a step that succeeded.
 
@@ -71,6 +84,7 @@ class StepOutput(NamedTuple):
         out_of_memory: an attempt to compute the step had no memory.
         pooled: hidden states of prompts whose requests asked for them.
         grammar_ends: slots whose grammar allows no token after this one.
+        forced: the tokens that follow in slots whose grammar leaves no choice.
     """
 
     token_ids: TokenIds
@@ -80,3 +94,4 @@ class StepOutput(NamedTuple):
     out_of_memory: bool = False
     grammar_ends: Sequence[GrammarEnd] = ()
     pooled: Sequence[Pooled] = ()
+    forced: Sequence[ForcedRun] = ()

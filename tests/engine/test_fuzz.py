@@ -39,6 +39,9 @@ ALWAYS = (
     "late_tokens",
     "put_back",
     "waited",
+    "forced",
+    "unforced",
+    "extensions",
 )
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from inflight_cost.model import StepWork
+from inflight_engine.output import ForcedRun
 from inflight_engine.recording.lines import (
     Added,
     BlockRuns,
@@ -191,6 +192,9 @@ class _Replayer:
             return None
         requests = self._scheduler.fail_slots(plan, recorded.failed_slots)
         requests += self._scheduler.update(plan, self._tokens(plan, recorded.ended))
+        if recorded.forced:
+            runs = [ForcedRun(slot, np.zeros(count, np.int32), ends=False) for slot, count in recorded.forced]
+            requests += self._scheduler.force(runs)[1]
         for request in requests:
             del self._requests[request.request_id]
         ended = [Ended(each.request_id, each.finish_reason) for each in requests if each.finish_reason]

@@ -21,10 +21,10 @@ from inflight_engine.request import Request, TokenIds
 from inflight_engine.scheduling import preemption, queues
 from inflight_engine.scheduling import running as running_module
 from inflight_engine.scheduling import scheduler as scheduler_module
-from inflight_engine.scheduling.budget import fit_decodes
+from inflight_engine.scheduling.budget import fit_decodes, plan_prefills
 from inflight_engine.scheduling.class_queue import ClassQueue
 from inflight_engine.scheduling.deadlines import Deadlines
-from inflight_engine.scheduling.plan import StepPlan
+from inflight_engine.scheduling.plan import PrefillChunk, StepPlan
 from inflight_engine.scheduling.policies.deadline import Deadline
 from inflight_engine.scheduling.policies.fcfs import Fcfs
 from inflight_engine.scheduling.policies.priority import Priority
@@ -345,6 +345,27 @@ def plans_on_old_lengths(scheduler: Scheduler, patch: Patch) -> None:
     patch.setattr(decodes, "growing", growing_wrongly)
 
 
+def counts_what_a_step_under_way_samples(scheduler: Scheduler, patch: Patch) -> None:
+    force, in_flight = scheduler.force, scheduler.in_flight
+
+    def discarding_nothing(runs):
+        with pytest.MonkeyPatch.context() as silent:
+            silent.setattr(in_flight, "discard", lambda slot: None)
+            return force(runs)
+
+    patch.setattr(scheduler, "force", discarding_nothing)
+
+
+def plans_prompts_first(running: Running, budget: int) -> list[PrefillChunk]:
+    extended, prefilling = running.extended, running.prefilling
+    running.extended = {}.keys()
+    chunks = plan_prefills(running, budget)
+    running.extended, running.prefilling = extended, {}.keys()
+    chunks += plan_prefills(running, budget - sum(chunk.length for chunk in chunks))
+    running.prefilling = prefilling
+    return chunks
+
+
 def drops_the_last_token(leave, slot):
     return leave(slot)[:-1]
 
@@ -646,6 +667,24 @@ FAULTS = {
     ),
     "a plan made ahead grows tables as if no step were under way": Fault(
         plans_on_old_lengths, "a table grows|a token has no block|nothing is planned|growth leaves", LOOKAHEAD
+    ),
+    "the runner is not told of forced tokens": Fault(
+        falsify(lambda plan: changed(plan, extensions=())), "does not know tokens that it is to compute"
+    ),
+    "forced tokens follow one that a step under way samples": Fault(
+        counts_what_a_step_under_way_samples, "discarded_slots is not who has ended", LOOKAHEAD
+    ),
+    "forced tokens cost a tenant nothing": Fault(
+        wrap("queues", "generated", lambda generated, *arguments: None),
+        "fair: request .* overtakes|nobody is admitted though the next request fits",
+        {"policy": "fair"},
+    ),
+    "forced tokens take blocks that nobody counts": Fault(
+        wrap("running.table", "extend", lambda extend, slot, blocks, computed: extend(slot, blocks[:0], computed)),
+        "blocks are in use where block tables",
+    ),
+    "extended requests wait behind prompts": Fault(
+        set_attribute(scheduler_module, "plan_prefills", plans_prompts_first), "before one that was admitted earlier"
     ),
     "a request ends too late": Fault(
         wrap("running.decodes", "advance", lambda advance: (advance(), [])[1]),
