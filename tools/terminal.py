@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from tools.localcluster import packages
+from tools.localcluster.programs import packages
 from tools.localcluster.progress import to_stdout
 
 NEEDED = {"tmux": "tmux"}

@@ -13,8 +13,12 @@ from inflight_contract.errors import ApiError, bad_request
 
 TENANT_HEADER = "X-Inflight-Tenant"
 SIGNATURE_HEADER = "X-Inflight-Signature"
-"""`v2=TIME:HEX[,HEX]`: Unix seconds, and for each of the gateway's keys the hexadecimal HMAC-SHA256 of TIME, the tenant
-and the request id, each on a line. The tenant of a request without one is empty."""
+"""`v2=TIME:HEX[,HEX]`: Unix seconds, and for each of the gateway's keys the hexadecimal HMAC-SHA256 of TIME, the
+tenant, the request id and, where there is one, the value of `PROGRESS_HEADER`, each on a line. The tenant of a request
+without one is empty."""
+PROGRESS_HEADER = "X-Inflight-Progress"
+"""In a request, `1` asks for progress frames, and lets an answer go on, before new requests; in a response, `1` says
+that it has them."""
 MAX_TENANT_LENGTH = 128
 
 MAX_AGE_S = 300.0
@@ -104,7 +108,8 @@ class Tenants:
                 TENANT_HEADER,
             )
         if keys:
-            self._check(keys, headers.getlist(SIGNATURE_HEADER), f"{tenant}\n{request_id}".encode())
+            lines = [tenant, request_id, *headers.getlist(PROGRESS_HEADER)]
+            self._check(keys, headers.getlist(SIGNATURE_HEADER), "\n".join(lines).encode())
         return tenant
 
     def _check(self, keys: Sequence[bytes], given: Sequence[str], message: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -108,12 +109,21 @@ class OnlineFit:
     def fit(self, now: float) -> MeasuredCost | None:
         """Return the model of the steps that are kept; None: they are too few, or no prompt was computed yet. Factors
         of what no step did are those of the last model, 0 at first."""
+        compute = self.prepare(now)
+        return None if compute is None else compute()
+
+    def prepare(self, now: float) -> Callable[[], MeasuredCost] | None:
+        """Return what computes the fit. Steps may be observed meanwhile, in another thread."""
         self._next_fit = now + self._interval
         if self._num_kept < _FEWEST_STEPS or not self._prefills:
             return None
         self._interval = min(_LONGEST_INTERVAL, self._interval * _INTERVAL_GROWTH)
         self._num_fitted = self._num_kept
-        rows = np.array([row for rows in self._kinds.values() for row in rows])
+        kept = [row for rows in self._kinds.values() for row in rows]
+        return lambda: self._compute(kept)
+
+    def _compute(self, kept: list[_Row]) -> MeasuredCost:
+        rows = np.array(kept)
         weights = np.maximum(np.exp2((rows[:, -1] - rows[:, -1].max()) / HALF_LIFE_SECONDS), _LEAST_WEIGHT)
         found = fit_steps(rows[:, :-2], rows[:, -2], self._latest, weights)
         self._latest = found.cost

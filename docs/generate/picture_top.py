@@ -11,7 +11,7 @@ import asyncio
 import re
 from pathlib import Path
 
-from inflight_kubectl.cluster import Target
+from inflight_kubectl.access.cluster import Target
 from inflight_kubectl.top.app import TopApp
 from inflight_kubectl.top.source import Source
 

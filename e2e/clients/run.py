@@ -11,8 +11,8 @@ from pathlib import Path
 from e2e.clients.environment import command, environment
 from e2e.clients.results import Results, read
 from e2e.clients.suites import FOLDER, Suite
-from inflight_engine.models.source import resolve
-from inflight_engine.models.tokenizer import load_tokenizer
+from inflight_engine.models.checkpoints.source import resolve
+from inflight_engine.models.tokens.tokenizer import load_tokenizer
 from tools.bench.gateway.stack import gateways
 from tools.measure import served
 from tools.measure.served import log_end, served_engine

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from e2e.disruptions import processes
 from e2e.disruptions.stage import OPERATOR, Stage, system_pods
-from tools.localcluster import packages
 from tools.localcluster.commands import output
+from tools.localcluster.programs import packages
 from tools.testbed.pods import Pod
 
 RESPONDER = Path(__file__).resolve().with_name("metrics_page.py")

@@ -14,7 +14,7 @@ from e2e.disruptions import processes
 from e2e.disruptions.faulty_page import faulty_page
 from e2e.disruptions.stage import GATEWAY, OPERATOR, REPLICAS, Stage, replicas, system_pods
 from tools.localcluster import ClusterError, build_image, kubectl, layout
-from tools.localcluster.node import OwnNode
+from tools.localcluster.node.own_node import OwnNode
 from tools.testbed.helm import CHART, OPERATOR_NAMESPACE, RELEASE, helm
 from tools.testbed.pods import Pod
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from tools.localcluster import cgroups
+from tools.localcluster.node import cgroups
 
 PAUSE = "pause"
 """Name of the process that holds a pod's namespaces."""

@@ -8,8 +8,8 @@ import httpx
 from e2e.disruptions.stage import GATEWAY, system_pods
 from e2e.scenarios.conftest import apply
 from inflight_base.manifest.pods import condition
-from inflight_kubectl.cluster import Target
-from inflight_kubectl.engine_access import PortForward
+from inflight_kubectl.access.cluster import Target
+from inflight_kubectl.engines.engine_access import PortForward
 from tools.localcluster import kubeconfig_path, kubectl
 from tools.testbed.helm import OPERATOR_NAMESPACE
 from tools.testbed.other_gateway import BY_HEADER, PICKED, bootstrap

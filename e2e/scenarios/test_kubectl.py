@@ -10,8 +10,8 @@ import pytest
 
 from e2e.scenarios.conftest import apply
 from inflight_base.manifest.pods import condition
-from inflight_kubectl.cluster import Target
-from inflight_kubectl.engine_access import forward_to_service
+from inflight_kubectl.access.cluster import Target
+from inflight_kubectl.engines.engine_access import forward_to_service
 from tools.localcluster import kubeconfig_path, kubectl
 from tools.terminal import terminal
 from tools.testbed.helm import OPERATOR_NAMESPACE

@@ -15,10 +15,11 @@ from pathlib import Path
 
 from engine_image.image_drop_unlinked import UNUSED_FOLDERS, linked_libraries, unused_files
 from tools.bench.engine.peers import installed, named
-from tools.localcluster import ClusterError, base_image, oci_archive, own_store
+from tools.localcluster import ClusterError, own_store
 from tools.localcluster.commands import output
-from tools.localcluster.image_store import ImageStore
-from tools.localcluster.oci_archive import ImageConfig
+from tools.localcluster.images import base_image, oci_archive
+from tools.localcluster.images.image_store import ImageStore
+from tools.localcluster.images.oci_archive import ImageConfig
 from tools.localcluster.progress import Progress, step, to_stdout
 from tools.signals import exit_code
 

@@ -40,7 +40,6 @@ from inflight_engine.step_reports import StepReports, finished
 from inflight_engine.step_times import StepTimes
 from inflight_engine.step_work import work_of
 from inflight_engine.swap_rates import SwapRateMeter
-from inflight_fit.online import OnlineFit
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +79,6 @@ class Engine:
         recorder: writes all inputs and decisions of the scheduler; None: nothing is recorded.
         swap_rates: measures when swapping a preempted request is cheaper than recomputing it; None: never.
         step_times: predicts what a step may take.
-        cost_fit: fits the cost model to the steps.
         announce: called before a step that may take long is computed, and before one with starts to be announced.
         compiling: compiles the grammars of requests; None: no request has one.
         device_failed: whether no further step can succeed after this error.
@@ -95,7 +93,6 @@ class Engine:
         recorder: Recorder | None = None,
         swap_rates: SwapRateMeter | None = None,
         step_times: StepTimes | None = None,
-        cost_fit: OnlineFit | None = None,
         announce: Callable[[LongStep | Starting], None] = lambda step: None,
         compiling: CompilingRequests | None = None,
         device_failed: Callable[[Exception], bool] = lambda error: False,
@@ -105,9 +102,7 @@ class Engine:
         self._runner = runner
         self._recorder = recorder
         self._inputs = SchedulerInputs(scheduler, recorder)
-        self._measurements = Measurements(
-            self._inputs, step_times or StepTimes(), cost_fit or OnlineFit(), swap_rates, clock
-        )
+        self._measurements = Measurements(self._inputs, step_times or StepTimes(), swap_rates)
         self._reports = StepReports(scheduler)
         self._announce = announce
         self._compiling = compiling
@@ -130,7 +125,7 @@ class Engine:
             return True
         return self._scheduler.has_work or self._in_flight is not None or bool(self._ended)
 
-    def handle(self, message: AddRequest | CancelRequest | Configure | FlushRecord) -> FromEngine | None:
+    def handle(self, message: AddRequest | CancelRequest | Configure | StepCost | FlushRecord) -> FromEngine | None:
         """Take in one message between two steps; returns the answer it has, if any."""
         match message:
             case AddRequest():
@@ -141,6 +136,8 @@ class Engine:
             case Configure():
                 self._inputs.configure(message.limits, message.class_weights)
                 return Configured(message.call_id, self._inputs.limits, self._scheduler.class_weights)
+            case StepCost():
+                self._measurements.set_cost(message)
             case FlushRecord():
                 self.flush()
                 return RecordFlushed(message.call_id)
@@ -164,11 +161,6 @@ class Engine:
         """Do what the first request with a grammar would wait for; some tenths of a second, once."""
         if self._compiling is not None:
             self._compiling.prepare()
-
-    def measure_cost(self) -> StepCost | None:
-        """Fit the cost model, which takes some milliseconds, where enough steps are new since the last time; call it
-        when what a step brought is sent. None: there is nothing new."""
-        return self._measurements.fit_cost(self._done)
 
     def flush(self) -> None:
         """Write what is recorded so far."""
@@ -246,7 +238,7 @@ class Engine:
         for request_id, refusal in grammar_ends:
             self._end_text(request_id, refusal)
         computing = collected - max(step.planned, self._collected)
-        self._measurements.observe(step.work, started=step.started, done=done, seconds=seconds, computing=computing)
+        self._measurements.observe(step.work, seconds=seconds, computing=computing)
         self._collected, self._done = collected, done
         return self._reports.of(
             plan,

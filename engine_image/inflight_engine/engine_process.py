@@ -32,7 +32,6 @@ from inflight_engine.step_times import StepTimes
 from inflight_engine.swap_rates import SwapRateMeter
 from inflight_engine.torch_environment import let_segments_grow, let_threads_sleep
 from inflight_engine.warm_up import reach_kernels, warm_up
-from inflight_fit.online import OnlineFit
 from inflight_settings.engine import EngineConfig
 from inflight_settings.limits import Limits
 
@@ -95,7 +94,6 @@ def load(
         runner,
         recorder=recorder,
         step_times=step_times,
-        cost_fit=OnlineFit(compiles=not on_cpu),
         announce=announce,
         compiling=CompilingRequests(grammars, wake),
         device_failed=device_failed,
@@ -105,8 +103,8 @@ def load(
 
 
 def _vocabulary(config: EngineConfig, vocab_size: int) -> LLTokenizer:
-    from inflight_engine.models.source import resolve
-    from inflight_engine.models.tokenizer import load_tokenizer  # imports the tokenizers library
+    from inflight_engine.models.checkpoints.source import resolve
+    from inflight_engine.models.tokens.tokenizer import load_tokenizer  # imports the tokenizers library
 
     tokenizer = load_tokenizer(resolve(config.model, config.revision))
     num_tokens = max(vocab_size, tokenizer.vocab_size)
@@ -132,9 +130,6 @@ def serve(engine: Engine, channel: EngineChannel) -> None:
                 channel.send(answer)
         if engine.has_work:
             channel.send(engine.step())
-            cost = engine.measure_cost()
-            if cost is not None:
-                channel.send(cost)
 
 
 def start(channel: EngineChannel) -> Engine | None:

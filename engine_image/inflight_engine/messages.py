@@ -14,6 +14,7 @@ from inflight_cost.model import CostModel, StepWork
 from inflight_engine.output import Pooled, PromptLogprobs, TokenLogprobs
 from inflight_engine.request import FinishReason, SamplingParams, Scheduling
 from inflight_engine.runner_info import RunnerInfo
+from inflight_fit.online import GOOD_ERROR
 from inflight_settings.limits import Limits, LimitsInForce
 
 
@@ -52,6 +53,23 @@ class Configure(msgspec.Struct, frozen=True, tag=True):
     call_id: int
     limits: LimitsInForce
     class_weights: dict[str, float] = {}
+
+
+class StepCost(msgspec.Struct, frozen=True, tag=True):
+    """Step-cost factors that the API process fitted to recent steps. Sent periodically, without an answer.
+
+    Attributes:
+        error: median relative error of the steps that the factors are fitted to.
+        steps: number of these steps; steps that were forgotten in part count in part.
+    """
+
+    model: CostModel
+    error: float
+    steps: float
+
+    @property
+    def good(self) -> bool:
+        return self.error <= GOOD_ERROR
 
 
 class FlushRecord(msgspec.Struct, frozen=True, tag=True):
@@ -156,19 +174,6 @@ class LongStep(msgspec.Struct, frozen=True, tag=True):
     seconds: float
 
 
-class StepCost(msgspec.Struct, frozen=True, tag=True):
-    """Step-cost factors fitted to recent steps. Sent periodically.
-
-    Attributes:
-        error: median relative error of the steps that the factors are fitted to.
-        steps: number of these steps; steps that were forgotten in part count in part.
-    """
-
-    model: CostModel
-    error: float
-    steps: float
-
-
 class Starting(msgspec.Struct, frozen=True, tag=True):
     """A step begins in which these requests take a slot for the first time in this engine process. If it dies in that
     step, the API process knows that they were in it. Only requests with `announce_start` are named."""
@@ -223,7 +228,5 @@ class EngineFailed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-ToEngine: TypeAlias = AddRequest | CancelRequest | Configure | FlushRecord | Shutdown
-FromEngine: TypeAlias = (
-    EngineReady | LongStep | Starting | StepReport | StepCost | Configured | RecordFlushed | EngineFailed
-)
+ToEngine: TypeAlias = AddRequest | CancelRequest | Configure | StepCost | FlushRecord | Shutdown
+FromEngine: TypeAlias = EngineReady | LongStep | Starting | StepReport | Configured | RecordFlushed | EngineFailed

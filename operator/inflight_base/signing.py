@@ -65,9 +65,14 @@ def get_message(target: str) -> bytes:
     return f"GET {target}\n".encode()
 
 
-def tenant_message(tenant: str, request_id: str) -> bytes:
-    """The message that the gateway signs for an engine with the service's tenant keys. Args: tenant: may be empty."""
-    return f"{tenant}\n{request_id}".encode()
+def tenant_message(tenant: str, request_id: str, progress: str = "") -> bytes:
+    """The message that the gateway signs for an engine with the service's tenant keys.
+
+    Args:
+        tenant: may be empty.
+        progress: value of the header X-Inflight-Progress; empty without one.
+    """
+    return "\n".join((tenant, request_id, *filter(None, (progress,)))).encode()
 
 
 def tenant_signature_v1(key: bytes, message: bytes) -> str:

@@ -17,6 +17,7 @@ count = whole("a whole number from 1 to 64", 1, 64)
 _mebibytes = whole("a whole number of MiB from 64 to 1048576", 64, 2**20)
 _port = whole("a port from 0 to 65535", 0, 65535)
 _rate = whole("a whole number from 0 to 1000000", 0, 1_000_000)
+_ORIGIN = r"\*|[a-z][a-z0-9+.-]*://[^\s/?#@A-Z]+"
 _seconds = between(0, 86_400, " of seconds")
 
 
@@ -93,6 +94,15 @@ def envoy(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=f"authorities that sign the certificate of the server of --jwks-uri, as PEM (default: {CA_FILE})",
     )
+    parser.add_argument(
+        "--allowed-origin",
+        type=matching(_ORIGIN, "* or an origin, SCHEME://HOST or SCHEME://HOST:PORT, as browsers send it"),
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="pages of this origin may send requests from browsers (CORS); repeat it for several; * for all (default:"
+        " none)",
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="write it there (default: standard output)")
 
 
@@ -128,6 +138,7 @@ def envoy_settings(arguments: argparse.Namespace) -> EnvoySettings:
         arguments.tls_dir,
         arguments.tls_port,
         jwt,
+        tuple(arguments.allowed_origin),
     )
 
 

@@ -120,6 +120,7 @@ class EnvoySettings:
         idle_s: seconds after which a connection without a request is closed.
         tls_dir: folder with `tls.crt` and `tls.key`; None: no TLS. tls_port: port for clients with TLS.
         jwt: None: tokens are not verified.
+        allowed_origins: pages of these origins may ask from browsers (CORS), `*` for all.
     """
 
     sockets: Sockets = Sockets()
@@ -131,6 +132,7 @@ class EnvoySettings:
     tls_dir: Path | None = None
     tls_port: int = 8443
     jwt: Jwt | None = None
+    allowed_origins: tuple[str, ...] = ()
 
 
 def any_address() -> str:

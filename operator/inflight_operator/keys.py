@@ -22,7 +22,11 @@ from inflight_base.signing import derived, tenant_key
 logger = logging.getLogger(__name__)
 
 KEY_SECRET_NAME = "inflight-operator-key"
-GATEWAY_KEY_SECRET_NAME = "inflight-gateway-key"
+COMMON_GATEWAY_KEY_SECRET_NAME = "inflight-gateway-key"
+"""Name of the Secret with the gateway's key up to release 0.2, the same for all releases in a namespace."""
+
+OF_INFLIGHT = {"app.kubernetes.io/managed-by": "inflight"}
+"""Label of the Secrets with keys; those that release 0.2 made have none."""
 
 KEY_BYTES = 32
 """Minimum number of bytes of a key: as many as SHA-256 has."""
@@ -65,6 +69,10 @@ class LiveKey(Generic[Key]):
             UnicodeDecodeError: a text field is not valid text.
         """
 
+    async def first(self) -> dict[str, str]:
+        """Returns the data of the Secret to make where there is none, with a new key."""
+        return {name: base64.b64encode(value).decode() for name, value in self.fresh().items()}
+
     @property
     def current(self) -> Key:
         """The last value read; `refresh` must have succeeded once."""
@@ -79,12 +87,12 @@ class LiveKey(Generic[Key]):
             KubeApiError: the API server refused.
             UnusableKeyError: the Secret cannot be used. The key read before stays in use.
         """
-        data = self._data or {name: base64.b64encode(value).decode() for name, value in self.fresh().items()}
+        data = self._data or await self.first()
         live = await self._api.get_or_create(
             {
                 "apiVersion": "v1",
                 "kind": "Secret",
-                "metadata": {"name": self._name, "namespace": self._namespace},
+                "metadata": {"name": self._name, "namespace": self._namespace, "labels": OF_INFLIGHT},
                 "type": "Opaque",
                 "data": data,
             }
@@ -183,6 +191,15 @@ class LiveGatewayKey(LiveKey[GatewayKey]):
     sides strip white space around them."""
 
     what = "the gateway's key"
+
+    async def first(self) -> dict[str, str]:
+        """Returns the data of the Secret that all releases of a namespace shared up to release 0.2, where there is one:
+        gateway pods and engines know its key. Otherwise a new key."""
+        if self._name != COMMON_GATEWAY_KEY_SECRET_NAME:
+            common = await self._api.get("Secret", self._namespace, COMMON_GATEWAY_KEY_SECRET_NAME)
+            if common is not None and OF_INFLIGHT.items().isdisjoint((common["metadata"].get("labels") or {}).items()):
+                return dict(common.get("data") or {})
+        return await super().first()
 
     def fresh(self) -> dict[str, bytes]:
         """Returns the fields of a Secret with a new printable key: random bytes may begin or end with white space."""

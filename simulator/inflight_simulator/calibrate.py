@@ -19,7 +19,7 @@ from inflight_fit.least_squares import Floats
 from inflight_simulator.cost import LLAMA_8B_H100, check_cost, write_cost
 from inflight_simulator.errors import InputError
 from inflight_simulator.flags import COST_FLAGS
-from inflight_simulator.fleet.replica_file import ReplicaFile, write_replica
+from inflight_simulator.fleet.commands.replica_file import ReplicaFile, write_replica
 
 _HICCUPS = 0.01
 """Share of steps that R2 excludes: one step with a pause of the machine outweighs thousands."""

@@ -10,12 +10,12 @@ from importlib.metadata import version
 from inflight_simulator.calibrate import add_calibrate_flags, run_calibrate
 from inflight_simulator.engine_command import add_common_flags, add_engine_command_flags, run_compare, run_engine
 from inflight_simulator.errors import InputError
-from inflight_simulator.fleet.command import EPILOG as FLEET_EPILOG
-from inflight_simulator.fleet.command import add_fleet_command_flags, run_fleet_command
-from inflight_simulator.fleet.compare_command import EPILOG as FLEET_COMPARE_EPILOG
-from inflight_simulator.fleet.compare_command import add_fleet_compare_flags, run_fleet_compare
-from inflight_simulator.fleet.plan_command import EPILOG as PLAN_EPILOG
-from inflight_simulator.fleet.plan_command import add_plan_flags, run_plan
+from inflight_simulator.fleet.commands.command import EPILOG as FLEET_EPILOG
+from inflight_simulator.fleet.commands.command import add_fleet_command_flags, run_fleet_command
+from inflight_simulator.fleet.commands.compare_command import EPILOG as FLEET_COMPARE_EPILOG
+from inflight_simulator.fleet.commands.compare_command import add_fleet_compare_flags, run_fleet_compare
+from inflight_simulator.fleet.commands.plan_command import EPILOG as PLAN_EPILOG
+from inflight_simulator.fleet.commands.plan_command import add_plan_flags, run_plan
 from inflight_simulator.replay_command import HELP as REPLAY_HELP
 from inflight_simulator.replay_command import add_replay_flags, run_replay
 from inflight_simulator.trace_files import FORMATS

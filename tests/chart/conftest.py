@@ -8,7 +8,7 @@ import yaml
 
 from tests.contract.api_server import ApiServer
 from tests.contract.kubectl import Kubectl
-from tools.localcluster.plane import apiserver_only
+from tools.localcluster.node.plane import apiserver_only
 from tools.testbed.helm import binary
 
 PROJECT = Path(__file__).parents[2]

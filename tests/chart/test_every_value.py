@@ -35,6 +35,7 @@ CHANGES = {
             "autoscaling.maxReplicas": 30,
             "autoscaling.targetCPUPercent": 30,
             "requestsPerSecondPerClient": 0,
+            "allowedOrigins": ["https://chat.example"],
             "modelNamespaces": ["team"],
             "tls.secretName": "certificate",
             "jwt.issuer": "https://issuer.example",

@@ -10,7 +10,7 @@ import yaml
 from inflight_base.manifest.names import POOL_PORTS
 from inflight_gateway import cli, flags
 from inflight_gateway.settings import GATEWAY_KEY_FILE, LINK_PORT, RUN_DIR, EnvoySettings, PickerSettings
-from inflight_operator.keys import GATEWAY_KEY_SECRET_NAME
+from inflight_operator.keys import COMMON_GATEWAY_KEY_SECRET_NAME
 
 CHART = Path(__file__).parents[2] / "helm" / "inflight"
 GATEWAY = ("Deployment", "prod-gateway")
@@ -83,6 +83,17 @@ def test_requests_of_an_address_are_limited_unless_the_value_is_0(helm):
     for value in (0, 20):
         given = helm.objects(*ENABLED, "--set", f"gateway.requestsPerSecondPerClient={value}")
         assert envoy_settings(given)[1].requests_per_second == value
+
+
+def test_pages_of_the_origins_that_the_value_names_may_ask(helm, objects):
+    assert envoy_settings(objects)[1].allowed_origins == ()
+    origins = ["https://chat.example", "http://localhost:3000", "*"]
+    given = helm.objects(*ENABLED, "--set-json", f"gateway.allowedOrigins={json.dumps(origins)}")
+    assert envoy_settings(given)[1].allowed_origins == tuple(origins)
+    for wrong in ("chat.example", "https://Chat.example", "https://chat.example/"):
+        refused = helm.template(*ENABLED, "--set-json", f"gateway.allowedOrigins=[{json.dumps(wrong)}]")
+        assert refused.returncode
+        assert "allowedOrigins" in refused.stderr
 
 
 TLS = (*ENABLED, "--set", "gateway.tls.secretName=front")
@@ -266,7 +277,7 @@ def test_the_containers_share_the_sockets_and_only_usage_is_kept_besides(objects
     assert pod["securityContext"]["runAsNonRoot"]
     volumes = {one["name"]: one for one in pod["volumes"]}
     assert volumes["run"]["emptyDir"]
-    assert volumes["key"]["secret"] == {"secretName": GATEWAY_KEY_SECRET_NAME, "optional": True}
+    assert volumes["key"]["projected"]["sources"][-1] == {"secret": {"name": "prod-gateway-key", "optional": True}}
     assert str(GATEWAY_KEY_FILE.parent) in [one["mountPath"] for one in container_of(objects, "picker")["volumeMounts"]]
 
 
@@ -327,11 +338,42 @@ def test_with_namespaces_the_gateway_has_rights_in_these_and_sees_its_own_pods(h
 def test_the_operator_may_make_and_read_the_gateways_key_and_no_other(objects):
     create, read = objects[("Role", "prod-operator-key")]["rules"]
     assert create["verbs"] == ["create"]
-    assert read["resourceNames"] == ["prod-operator-key", GATEWAY_KEY_SECRET_NAME]
+    assert read["resourceNames"] == ["prod-operator-key", "prod-gateway-key", COMMON_GATEWAY_KEY_SECRET_NAME]
     assert read["verbs"] == ["get"]
     policy = objects[("ValidatingAdmissionPolicy", "inflight-system-prod-operator-children")]
     (is_key,) = (one["expression"] for one in policy["spec"]["variables"] if one["name"] == "isKey")
-    assert 'object.metadata.name in ["prod-operator-key", "inflight-gateway-key"]' in is_key
+    assert 'object.metadata.name in ["prod-operator-key", "prod-gateway-key"]' in is_key
+
+
+def test_two_releases_in_a_namespace_have_keys_of_their_own(helm, objects):
+    other = helm.objects(*ENABLED, "--set", "fullnameOverride=other")
+    volumes = [
+        one
+        for one in other[("Deployment", "other-gateway")]["spec"]["template"]["spec"]["volumes"]
+        if one["name"] == "key"
+    ]
+    assert volumes[0]["projected"]["sources"][-1]["secret"]["name"] == "other-gateway-key"
+    names = other[("Role", "other-operator-key")]["rules"][1]["resourceNames"]
+    assert "prod-gateway-key" not in names
+
+
+def test_a_gateway_pod_has_the_key_of_release_0_2_until_the_operator_copied_it_and_no_previous_one(objects):
+    volumes = {one["name"]: one for one in pod_of(objects)["volumes"]}
+    common, own = (one["secret"] for one in volumes["key"]["projected"]["sources"])
+    assert common["name"] == COMMON_GATEWAY_KEY_SECRET_NAME
+    assert common["items"] == [{"key": "key", "path": "key"}]
+    assert "items" not in own  # the API server refuses two sources whose items have one path
+
+
+def test_a_release_whose_name_of_the_secret_stays_has_it_once(helm):
+    given = helm.objects(*ENABLED, "--set", "fullnameOverride=inflight")
+    volumes = {
+        one["name"]: one for one in given[("Deployment", "inflight-gateway")]["spec"]["template"]["spec"]["volumes"]
+    }
+    secret = {"name": COMMON_GATEWAY_KEY_SECRET_NAME, "optional": True}
+    assert volumes["key"]["projected"]["sources"] == [{"secret": secret}]
+    names = given[("Role", "inflight-operator-key")]["rules"][1]["resourceNames"]
+    assert names == ["inflight-operator-key", COMMON_GATEWAY_KEY_SECRET_NAME]
 
 
 def test_pods_are_selected_by_their_own_labels_and_not_by_the_operators(objects):

@@ -13,7 +13,7 @@ from tests.contract.api_server import ApiServer
 from tests.contract.definitions import established
 from tests.contract.kubectl import Kubectl
 from tests.contract.manifests import service_manifest
-from tools.localcluster.plane import apiserver_only
+from tools.localcluster.node.plane import apiserver_only
 
 PROJECT = Path(__file__).parents[2]
 CRD_FILE = PROJECT / "crds" / "inflight.dev_inferenceservices.yaml"

@@ -3,7 +3,7 @@
 import json
 import subprocess
 
-from tools.localcluster.kubectl_program import binary
+from tools.localcluster.programs.kubectl_program import binary
 
 
 class Kubectl:

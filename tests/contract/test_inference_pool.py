@@ -18,7 +18,7 @@ from inflight_operator.render.service_children import render
 from tests.contract.definitions import apis_become, established
 from tests.contract.manifests import service_manifest
 from tests.contract.test_children import PLAN, SETTINGS
-from tools.localcluster import inference_pools
+from tools.localcluster.programs import inference_pools
 from tools.testbed.install import have_inference_pools
 
 pytestmark = pytest.mark.contract

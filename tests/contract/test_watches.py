@@ -19,7 +19,7 @@ from inflight_operator.watch.watches import Watches
 from tests.contract.cable import cable_to
 from tests.contract.manifests import service_manifest
 from tests.gateway.waiting import until
-from tools.localcluster.plane import apiserver_only
+from tools.localcluster.node.plane import apiserver_only
 
 pytestmark = pytest.mark.contract
 

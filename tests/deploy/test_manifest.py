@@ -11,8 +11,8 @@ from inflight_operator import cli
 from inflight_operator.watch.watches import WATCHED_KINDS, optional_kinds
 from tools import generated
 from tools.localcluster import ClusterError
-from tools.localcluster.kubectl_program import binary
 from tools.localcluster.layout import REPOSITORY
+from tools.localcluster.programs.kubectl_program import binary
 from tools.testbed.helm import rendered
 
 KUSTOMIZE = REPOSITORY / "deploy" / "kustomize"

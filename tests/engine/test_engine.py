@@ -5,7 +5,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from inflight_cost.model import StepWork
+from inflight_cost.model import CostModel, StepWork
 from inflight_engine.cache.prefix import block_hashes, root_hash
 from inflight_engine.cache.swap import SwapRates
 from inflight_engine.engine import MAX_CONSECUTIVE_FAILURES, Engine
@@ -17,6 +17,7 @@ from inflight_engine.messages import (
     FlushRecord,
     RecordFlushed,
     Starting,
+    StepCost,
 )
 from inflight_engine.output import StepOutput, TokenLogprobs
 from inflight_engine.recording.lines import LimitsChanged, TimePassed, WeightsChanged
@@ -562,29 +563,14 @@ def test_overlapping_steps_share_no_time():
     assert all(report.stats.schedule_seconds > 0 for report in reports)
 
 
-@pytest.mark.parametrize("runner", [StandIn(set()), AheadStandIn()], ids=["", "ahead"])
-def test_cost_of_steps_is_fitted_to_what_they_compute_and_reaches_what_predicts_steps(runner):
-    now = 0.0
-
-    def tick():
-        nonlocal now
-        now += 0.05
-        return now
-
+def test_the_cost_of_steps_reaches_what_predicts_them_and_only_where_it_is_good():
     times = StepTimes()
-    engine = make_engine(runner=runner, clock=tick, step_times=times)
-    costs = []
-    for number in range(60):
-        engine.handle(add(number, [number % 3] * (1 + number % 20), max_tokens=1 + number % 7))
-    while engine.has_work:
-        engine.step()
-        costs.append(engine.measure_cost())
-    found = [cost for cost in costs if cost is not None]
-    assert 1 < len(found) < len(costs) / 2
-    # However much it computes, a step takes some ticks of this clock.
-    assert found[-1].error < 0.3
-    assert found[-1].model == times.cost == engine._scheduler.deadlines.cost
-    assert found[-1].model.seconds(StepWork(4, 8, 60, 36)) == pytest.approx(0.2, rel=0.5)
+    engine = make_engine(step_times=times)
+    cost = CostModel(0.1, 0.0, 0.02, 0.0, 0.0)
+    assert engine.handle(StepCost(cost, error=0.2, steps=50.0)) is None
+    assert cost == times.cost == engine._scheduler.deadlines.cost
+    engine.handle(StepCost(cost, error=0.3, steps=50.0))
+    assert times.cost is engine._scheduler.deadlines.cost is None
 
 
 def test_time_in_which_steps_overlap_is_measured_once():
@@ -635,11 +621,10 @@ def test_what_the_engine_records_replays_without_a_difference(tmp_path, runner):
         if number % 5 == 0:
             engine.handle(CancelRequest(number - 1, FinishReason.ABORT))
             engine.handle(Configure(0, LimitsInForce(Limits(1 + number % 4, 8 + number % 20)), {"a": 1.0 + number}))
+        engine.handle(StepCost(CostModel(0.1, 0.0, 0.001 * number, 0.0, 0.0), 0.01 * number, 50.0))
         engine.step()
-        engine.measure_cost()
     while engine.has_work:
         engine.step()
-        engine.measure_cost()
     assert engine.handle(FlushRecord(7)) == RecordFlushed(7)
     recording = Recording(path)
     survey = Survey(recording.events())

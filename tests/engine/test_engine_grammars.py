@@ -73,7 +73,7 @@ class Held:
 def answer(runner, pattern, output=(), **sampling):
     held = Held(runner)
     held.add(0, pattern, output, **sampling)
-    assert held.woken.wait(10)
+    assert held.woken.wait(60)
     found, ends = held.run()
     return found.get(0, []), ends[0]
 
@@ -123,7 +123,7 @@ def test_a_grammar_that_cannot_be_compiled_ends_its_request_only(runner):
     held = Held(runner)
     held.add(1, None, max_tokens=3)
     held.add(2, "[a")
-    assert held.woken.wait(10)
+    assert held.woken.wait(60)
     found, ends = held.run()
     assert len(found[1]) == 3
     assert 2 not in found
@@ -154,10 +154,10 @@ def test_a_request_with_no_token_left_ends_with_the_reason_and_others_have_their
     expected, _ = answer(runner, "[a-z]{9}", **how)
     held = Held(runner)
     held.add(1, "[a-z]{9}", **how)
-    assert held.woken.wait(10)
+    assert held.woken.wait(60)
     bound = {"pattern": None, **NOTHING_LEFT[left]}
     held.add(2, bound.pop("pattern"), **bound, **how)
-    assert "pattern" not in NOTHING_LEFT[left] or held.woken.wait(10)
+    assert "pattern" not in NOTHING_LEFT[left] or held.woken.wait(60)
     found, ends = held.run()
     assert found[1] == expected
     assert ends[2].reason is FinishReason.ERROR
@@ -170,7 +170,7 @@ def test_others_go_on_while_a_grammar_is_compiled(runner):
 
     class Slow:
         def compiled(self, text):
-            assert compiling.wait(10)
+            assert compiling.wait(60)
             return shared.compiled(text)
 
     held = Held((runner, Slow()))
@@ -179,7 +179,7 @@ def test_others_go_on_while_a_grammar_is_compiled(runner):
     found, ends = held.run()
     assert (len(found[2]), list(ends)) == (3, [2])
     compiling.set()
-    assert held.woken.wait(10)
+    assert held.woken.wait(60)
     _, ends = held.run()
     assert ends[1].reason is FinishReason.STOP
 
@@ -188,7 +188,7 @@ def test_what_a_request_needs_stays_compiled_until_its_end(runner):
     runner, shared = runner
     held, pattern = Held((runner, shared)), "[0-9]{3}-[a-z]{3,4}"
     held.add(1, pattern)
-    assert held.woken.wait(10)
+    assert held.woken.wait(60)
     shared._latest.clear()
     assert regex(pattern) in shared._compiled
     held.run()
@@ -200,7 +200,7 @@ def test_a_request_can_be_cancelled_while_its_grammar_is_compiled(runner):
     held = Held(runner)
     held.add(1, NUMBER)
     held.engine.handle(CancelRequest(1, FinishReason.ABORT))
-    assert held.woken.wait(10)
+    assert held.woken.wait(60)
     assert held.run() == ({}, {1: Finished(1, FinishReason.ABORT)})
 
 
@@ -208,7 +208,7 @@ def test_a_recording_replays(runner, tmp_path):
     held = Held(runner, tmp_path / "record")
     for request_id, pattern in enumerate([NUMBER, None, "yes|no", "[a-c]*"]):
         held.add(request_id, pattern)
-        assert pattern is None or held.woken.wait(10)
+        assert pattern is None or held.woken.wait(60)
     held.run()
     held.engine.close()
     recording = Recording(tmp_path / "record")

@@ -110,7 +110,7 @@ def test_while_it_loads_no_signal_ends_it_but_the_end_of_the_api_process_does():
             os.kill(pid, number)
         assert process.wait(0.5) is None
         process.socket.close()  # It waits for its configuration, on a pipe that is open.
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
 
@@ -159,6 +159,6 @@ def test_ends_of_sequence_outside_of_the_vocabulary_are_left_out_for_grammars(mo
     backend = Tokenizer(models.BPE({character: number for number, character in enumerate("abc")}, []))
     backend.decoder = decoders.ByteLevel()
     tokenizer = SimpleNamespace(serialized=backend.to_str, vocab_size=3, eos_token_ids=(-1, 2, 9))
-    monkeypatch.setattr("inflight_engine.models.tokenizer.load_tokenizer", lambda files: tokenizer)
-    monkeypatch.setattr("inflight_engine.models.source.resolve", lambda *model: None)
+    monkeypatch.setattr("inflight_engine.models.tokens.tokenizer.load_tokenizer", lambda files: tokenizer)
+    monkeypatch.setattr("inflight_engine.models.checkpoints.source.resolve", lambda *model: None)
     assert engine_process._vocabulary(EngineConfig("a model"), 4).eos_tokens == [2]

@@ -13,8 +13,8 @@ import pytest
 
 from inflight_engine.engine_process import load
 from inflight_engine.messages import AddRequest, Configure
-from inflight_engine.models.source import resolve
-from inflight_engine.models.tokenizer import load_tokenizer
+from inflight_engine.models.checkpoints.source import resolve
+from inflight_engine.models.tokens.tokenizer import load_tokenizer
 from inflight_engine.recording.reader import Recording
 from inflight_engine.recording.replay import Survey, replay
 from inflight_engine.request import SamplingParams

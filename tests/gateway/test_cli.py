@@ -24,6 +24,7 @@ def test_envoys_configuration_is_json(tmp_path, capsys):
         (["--relays", "0"], "is not a whole number from 1"),
         (["--requests-per-second", "-1"], "is not a whole number"),
         (["--memory", "1"], "is not a whole number of MiB"),
+        (["--allowed-origin", "chat.example"], "is not * or an origin"),
         (["--idle-timeout", "never"], "is not a number of seconds"),
         (["--jwks-uri", "http://issuer/keys"], "is not https://"),
         (["--jwks-file", "a", "--jwks-uri", "https://issuer/keys"], "not allowed with"),

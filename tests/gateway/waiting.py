@@ -3,7 +3,7 @@
 import asyncio
 
 
-async def until(condition, seconds=10.0):
+async def until(condition, seconds=60.0):
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 (conditions of many kinds)
             await asyncio.sleep(0.01)

@@ -1,7 +1,7 @@
 """A stand-in for an API server: objects by path, lists, merge patches, and status 403 where a test says so."""
 
-from inflight_kubectl.api_problems import refusal
-from inflight_kubectl.cluster import Cluster, Target
+from inflight_kubectl.access.api_problems import refusal
+from inflight_kubectl.access.cluster import Cluster, Target
 
 
 class FakeApi:

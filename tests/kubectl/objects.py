@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 from inflight_base.manifest.engines import annotation_of
 from inflight_base.manifest.names import ENGINE_ANNOTATION
-from inflight_kubectl.pods import Pod
-from inflight_kubectl.resources import Service
+from inflight_kubectl.access.pods import Pod
+from inflight_kubectl.access.resources import Service
 
 NOW = datetime(2026, 5, 4, 12, 0, 0, tzinfo=UTC)
 

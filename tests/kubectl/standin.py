@@ -2,8 +2,8 @@
 
 from datetime import UTC, datetime
 
-from inflight_kubectl.engine_metrics import Figures
-from inflight_kubectl.feed import View
+from inflight_kubectl.engines.engine_metrics import Figures
+from inflight_kubectl.engines.feed import View
 from inflight_kubectl.output import Problem
 from tests.kubectl.objects import service
 

@@ -8,11 +8,11 @@ from typing import ClassVar
 import pytest
 from click.testing import CliRunner
 
-from inflight_kubectl.answers import Answer, AnswerError, EventReader, refusal
+from inflight_kubectl.access.resources import Service
 from inflight_kubectl.commands.chat import COMMAND, _Screen, _Session
-from inflight_kubectl.conversation import Conversation, served_name
+from inflight_kubectl.engines.conversation import Conversation, served_name
+from inflight_kubectl.load.answers import Answer, AnswerError, EventReader, refusal
 from inflight_kubectl.output import Problem
-from inflight_kubectl.resources import Service
 from tests.kubectl.objects import body
 
 
@@ -141,8 +141,8 @@ def run(monkeypatch):
             def service(self, name):
                 return Service.of(body(name))
 
-        monkeypatch.setattr("inflight_kubectl.cluster.Target.connect", lambda target: Cluster())
-        monkeypatch.setattr("inflight_kubectl.engine_access.forward_to_service", lambda *_: engine.forward)
+        monkeypatch.setattr("inflight_kubectl.access.cluster.Target.connect", lambda target: Cluster())
+        monkeypatch.setattr("inflight_kubectl.engines.engine_access.forward_to_service", lambda *_: engine.forward)
         return CliRunner().invoke(COMMAND, ["chat", *flags], input=stdin)
 
     return run

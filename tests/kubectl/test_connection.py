@@ -8,9 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import yaml
 
-from inflight_kubectl.api_problems import ApiProblem, UnreachableProblem
-from inflight_kubectl.cluster import Target, candidates
-from inflight_kubectl.feed import ServiceFeed
+from inflight_kubectl.access.api_problems import ApiProblem, UnreachableProblem
+from inflight_kubectl.access.cluster import Target, candidates
+from inflight_kubectl.engines.feed import ServiceFeed
 from inflight_kubectl.output import Problem
 from tests.kubectl.objects import body
 
@@ -190,7 +190,7 @@ def test_the_feed_follows_changes_and_comes_back_after_the_api_server_was_away(s
     server = serve(answer)
     feed = ServiceFeed(Target(server.kubeconfig).connect(), changed)
     feed.start()
-    assert enough.wait(20)
+    assert enough.wait(60)
     feed.stop()
     ended = "the API server ended the watch: etcd leader changed"
     assert views[:5] == [
@@ -213,7 +213,7 @@ def test_the_feed_reports_an_answer_that_it_cannot_read_and_goes_on(serve):
     views, told = [], threading.Event()
     feed = ServiceFeed(Target(server.kubeconfig).connect(), lambda view: (views.append(view), told.set()))
     feed.start()
-    assert told.wait(10)
+    assert told.wait(60)
     feed.stop()
     assert "KeyError" in views[0].problem
 

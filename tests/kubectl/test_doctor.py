@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from click.testing import CliRunner
 
-from inflight_kubectl import kubeconfig
-from inflight_kubectl.api_problems import ApiProblem, UnreachableProblem
-from inflight_kubectl.cluster import Cluster, Target
+from inflight_kubectl.access import kubeconfig
+from inflight_kubectl.access.api_problems import ApiProblem, UnreachableProblem
+from inflight_kubectl.access.cluster import Cluster, Target
 from inflight_kubectl.doctor import installation
 from inflight_kubectl.doctor.monitoring import matches, selects
 from inflight_kubectl.doctor.run import examine

@@ -11,9 +11,9 @@ import time
 import pytest
 from kubernetes.client import Configuration
 
-from inflight_kubectl.answers import Answer
-from inflight_kubectl.connection import Connection
-from inflight_kubectl.engine_access import PROTOCOL, PortForward
+from inflight_kubectl.access.connection import Connection
+from inflight_kubectl.engines.engine_access import PROTOCOL, PortForward
+from inflight_kubectl.load.answers import Answer
 from inflight_kubectl.load.client import Client, DisconnectedError
 from inflight_kubectl.output import Problem
 
@@ -134,7 +134,7 @@ async def test_a_reset_connection_ends_the_answer_at_once():
 
     async with ApiServer(reset) as made:
         with made as forward, pytest.raises(Problem):
-            await asyncio.wait_for(ask(forward), 5)
+            await asyncio.wait_for(ask(forward), 60)
 
 
 async def test_what_the_kubelet_says_is_the_problem_of_the_forward():
@@ -145,7 +145,7 @@ async def test_what_the_kubelet_says_is_the_problem_of_the_forward():
     async with ApiServer(nothing_listens) as made:
         with made as forward:
             with pytest.raises(DisconnectedError):
-                await asyncio.wait_for(ask(forward), 5)
+                await asyncio.wait_for(ask(forward), 60)
             assert "port-forward to pod pod: dial tcp4" in forward.problem.what
 
 
@@ -153,7 +153,7 @@ async def test_a_refusal_of_the_api_server_is_the_problem_of_the_forward():
     async with ApiServer(status=403) as made:
         with made as forward:
             with pytest.raises(DisconnectedError):
-                await asyncio.wait_for(ask(forward), 5)
+                await asyncio.wait_for(ask(forward), 60)
             assert forward.problem.what == "forbidden: pods is forbidden"
             with pytest.raises(Problem, match="forbidden: pods is forbidden"):
                 await asyncio.to_thread(forward.check)
@@ -163,13 +163,13 @@ async def test_closing_the_forward_ends_open_answers():
     async def slow(server, writer):
         server.send(writer, 0, STREAM + EVENT)
         await writer.drain()
-        await asyncio.sleep(60)
+        await asyncio.sleep(600)
 
     async with ApiServer(slow) as made:
         with made as forward:
             asking = asyncio.create_task(ask(forward))
             await asyncio.sleep(0.3)
         with pytest.raises(Problem):
-            await asyncio.wait_for(asking, 5)
+            await asyncio.wait_for(asking, 60)
         with pytest.raises(DisconnectedError, match="ClientConnectorError"):
             await ask(forward)

@@ -3,7 +3,7 @@ import pytest
 
 from inflight_base.manifest.engines import EngineType
 from inflight_base.page import reader
-from inflight_kubectl.engine_metrics import READER, EngineReader, figures, known_page, metrics_port
+from inflight_kubectl.engines.engine_metrics import READER, EngineReader, figures, known_page, metrics_port
 from inflight_kubectl.output import Problem
 from tests.kubectl.objects import pod
 

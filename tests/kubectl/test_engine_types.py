@@ -2,7 +2,7 @@
 
 import pytest
 
-from inflight_kubectl.overrides import limits_view
+from inflight_kubectl.engines.overrides import limits_view
 from inflight_kubectl.why.prospects import prospects
 from tests.kubectl.objects import NOW, condition, service
 

@@ -7,12 +7,12 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from inflight_kubectl.access.resources import Queue, Service
 from inflight_kubectl.commands.bench import COMMAND as BENCH
-from inflight_kubectl.engine_access import PortForward, forward_to_service
-from inflight_kubectl.gateway_view import GatewayView, gateway_view, merged, picked_request
-from inflight_kubectl.gateways import ready_gateways
+from inflight_kubectl.engines.engine_access import PortForward, forward_to_service
+from inflight_kubectl.engines.gateway_view import GatewayView, gateway_view, merged, picked_request
+from inflight_kubectl.engines.gateways import ready_gateways
 from inflight_kubectl.output import Problem
-from inflight_kubectl.resources import Queue, Service
 from inflight_kubectl.top.rows import SORTS, arranged, columns, queue, service_cells
 from inflight_kubectl.top.summary import as_json
 from inflight_kubectl.why.report import explain
@@ -106,7 +106,7 @@ def test_requests_go_to_a_gateway_pod_with_the_services_name_as_host(api, monkey
             pass
 
     monkeypatch.setattr(
-        "inflight_kubectl.engine_access.open_stream", lambda _, address: opened.append(address) or Stream()
+        "inflight_kubectl.engines.engine_access.open_stream", lambda _, address: opened.append(address) or Stream()
     )
     with forward_to_service(api.target(), chat(api)) as forward:
         seen = []
@@ -277,7 +277,7 @@ def test_a_service_that_wakes_is_before_those_that_are_well():
 
 
 def test_a_tenant_cannot_be_claimed_in_a_header_behind_the_gateway(api, monkeypatch):
-    monkeypatch.setattr("inflight_kubectl.cluster.Target.connect", lambda self: api.target())
+    monkeypatch.setattr("inflight_kubectl.access.cluster.Target.connect", lambda self: api.target())
     done = CliRunner().invoke(BENCH, ["chat", "--tenant", "acme"])
     assert done.exit_code == 1
     assert "takes the tenant from the API key" in done.stderr

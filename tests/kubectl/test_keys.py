@@ -13,12 +13,12 @@ import yaml
 from click.testing import CliRunner
 
 from inflight_gateway.tenants.keys import parse
-from inflight_kubectl.api_keys import DEFAULT_SECRET, authorization, new_key, stored_keys
+from inflight_kubectl.access.api_keys import DEFAULT_SECRET, authorization, new_key, stored_keys
+from inflight_kubectl.access.cluster import Cluster, Target, candidates
+from inflight_kubectl.access.resources import Service
 from inflight_kubectl.cli import cli
-from inflight_kubectl.cluster import Cluster, Target, candidates
 from inflight_kubectl.flag_types import DurationType
 from inflight_kubectl.output import Problem
-from inflight_kubectl.resources import Service
 from tests.kubectl.fake_api import FakeApi
 from tests.kubectl.objects import NOW, body
 

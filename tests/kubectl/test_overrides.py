@@ -6,12 +6,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from inflight_kubectl.api_problems import refusal
+from inflight_kubectl.access.api_problems import refusal
+from inflight_kubectl.access.resources import Service
 from inflight_kubectl.commands import limits as limits_command
+from inflight_kubectl.engines.overrides import Canary, _refused, limits_view
 from inflight_kubectl.flag_types import DurationType, HeaderType, RangeType, duration_text
 from inflight_kubectl.output import print_json
-from inflight_kubectl.overrides import Canary, _refused, limits_view
-from inflight_kubectl.resources import Service
 from inflight_settings.limits import Limits
 from tests.kubectl.objects import body
 
@@ -106,7 +106,7 @@ class StandIn:
 
 
 def run(monkeypatch, cluster, *flags):
-    monkeypatch.setattr("inflight_kubectl.cluster.Target.connect", lambda target: cluster)
+    monkeypatch.setattr("inflight_kubectl.access.cluster.Target.connect", lambda target: cluster)
     return CliRunner().invoke(limits_command.COMMAND, ["chat", *flags])
 
 

@@ -9,14 +9,14 @@ from click.testing import CliRunner
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.recording import compressor, packed
+from inflight_kubectl.access.pods import Pod
+from inflight_kubectl.access.resources import Service
 from inflight_kubectl.cli import cli
 from inflight_kubectl.commands.record import COMMAND as RECORD
 from inflight_kubectl.commands.replay import COMMAND as REPLAY
 from inflight_kubectl.commands.replay import PROGRAMS
+from inflight_kubectl.engines.recordings import kind_of, parts_of
 from inflight_kubectl.output import Problem
-from inflight_kubectl.pods import Pod
-from inflight_kubectl.recordings import kind_of, parts_of
-from inflight_kubectl.resources import Service
 from inflight_operator.reconcile.decide import decide
 from inflight_operator.recording import recorder as recorder_module
 from inflight_operator.recording.reader import Recording, differences
@@ -89,8 +89,8 @@ def record(monkeypatch, tmp_path):
                 yield content[start : start + 1000]
 
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr("inflight_kubectl.cluster.Target.connect", lambda target: cluster)
-        monkeypatch.setattr("inflight_kubectl.remote.output_of", output_of)
+        monkeypatch.setattr("inflight_kubectl.access.cluster.Target.connect", lambda target: cluster)
+        monkeypatch.setattr("inflight_kubectl.access.remote.output_of", output_of)
         return CliRunner().invoke(RECORD, ["chat", *flags])
 
     return run
@@ -158,7 +158,7 @@ def test_a_file_that_is_overwritten_stays_whole_when_the_connection_breaks_off(r
     kept.write_bytes(b"before")
     cluster = Cluster(ON, {"engine": {"extraArgs": ["--record", "/tmp/run.jsonl.gz"]}})
     record(cluster, tmp_path)
-    monkeypatch.setattr("inflight_kubectl.remote.output_of", broken)
+    monkeypatch.setattr("inflight_kubectl.access.remote.output_of", broken)
     run = CliRunner().invoke(RECORD, ["chat", "-o", str(kept), "--force", *flags])
     assert (run.exit_code, "broke off" in run.output) == (1, True)
     assert kept.read_bytes() == b"before"

@@ -1,7 +1,7 @@
 import pytest
 
-from inflight_kubectl.pods import Pod
-from inflight_kubectl.resources import Service
+from inflight_kubectl.access.pods import Pod
+from inflight_kubectl.access.resources import Service
 from tests.kubectl.objects import body, condition, pod, pod_body, service
 
 

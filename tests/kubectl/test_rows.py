@@ -1,6 +1,6 @@
 import pytest
 
-from inflight_kubectl.engine_metrics import Figures
+from inflight_kubectl.engines.engine_metrics import Figures
 from inflight_kubectl.top.rows import (
     SORTS,
     against,

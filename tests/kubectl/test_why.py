@@ -3,9 +3,9 @@ import json
 
 from rich.console import Console
 
-from inflight_kubectl.events import Event
+from inflight_kubectl.access.events import Event
+from inflight_kubectl.access.resources import Service
 from inflight_kubectl.output import print_json
-from inflight_kubectl.resources import Service
 from inflight_kubectl.why.report import explain
 from inflight_kubectl.why.text import rendered
 from tests.kubectl.objects import NOW, ago, body, condition, decision, event, pod, service

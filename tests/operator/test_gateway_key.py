@@ -7,7 +7,12 @@ import hmac
 import pytest
 
 from inflight_base.manifest.keys import ServiceKey
-from inflight_operator.keys import GatewayKey, LiveGatewayKey, UnusableKeyError
+from inflight_operator.keys import (
+    COMMON_GATEWAY_KEY_SECRET_NAME,
+    GatewayKey,
+    LiveGatewayKey,
+    UnusableKeyError,
+)
 from tests.operator.test_admin_key import Secrets
 
 
@@ -53,3 +58,44 @@ async def test_a_secret_without_a_usable_key_is_an_error_and_the_key_in_use_stay
     with pytest.raises(UnusableKeyError, match=r"Secret system/inflight-gateway-key: data\.key has 5 bytes"):
         await key.refresh()
     assert key.current == before
+
+
+class Namespace:
+    """A stand-in for the API server: Secrets by name."""
+
+    def __init__(self, *secrets):
+        self.secrets = {one["metadata"]["name"]: one for one in secrets}
+
+    async def get(self, kind, namespace, name):
+        return self.secrets.get(name)
+
+    async def get_or_create(self, manifest):
+        return self.secrets.setdefault(manifest["metadata"]["name"], manifest)
+
+
+def secret(name, labels=None, **data):
+    fields = {field: base64.b64encode(value).decode() for field, value in data.items()}
+    return {"metadata": {"name": name, "namespace": "system", "labels": labels}, "data": fields}
+
+
+async def key_of(store, name):
+    key = LiveGatewayKey(store, "system", name)
+    await key.refresh()
+    return key.current
+
+
+async def test_the_key_that_all_releases_of_a_namespace_shared_is_taken_over_with_the_previous_one():
+    store = Namespace(secret(COMMON_GATEWAY_KEY_SECRET_NAME, key=b"k" * 32, previous=b"p" * 32))
+    assert await key_of(store, "prod-gateway-key") == GatewayKey(b"k" * 32, b"p" * 32)
+    assert set(store.secrets) == {COMMON_GATEWAY_KEY_SECRET_NAME, "prod-gateway-key"}
+
+
+async def test_a_release_does_not_take_the_key_of_another_whose_secret_has_the_name_that_all_shared():
+    store = Namespace()
+    theirs = await key_of(store, COMMON_GATEWAY_KEY_SECRET_NAME)
+    assert (await key_of(store, "prod-gateway-key")).key != theirs.key
+
+
+async def test_a_key_of_its_own_stays_whatever_the_shared_one_is():
+    store = Namespace(secret("prod-gateway-key", key=b"o" * 32), secret(COMMON_GATEWAY_KEY_SECRET_NAME, key=b"k" * 32))
+    assert await key_of(store, "prod-gateway-key") == GatewayKey(b"o" * 32)

@@ -56,7 +56,7 @@ async def test_a_round_that_fails_is_one_json_line_with_the_service_and_the_trac
 
     workers = Workers(fail, lambda: {CHAT}, ended.set, OperatorMetrics(), WorkerSettings())
     running = asyncio.create_task(workers.run())
-    await asyncio.wait_for(ended.wait(), 5)
+    await asyncio.wait_for(ended.wait(), 60)
     running.cancel()
     await asyncio.wait({running})
     (line,) = lines(capsys)

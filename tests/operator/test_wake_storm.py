@@ -98,7 +98,7 @@ async def test_fifty_services_wake_at_one_line_in_fifty_rounds_without_delay(mon
         workers = Workers(one_round, reconciler.services, lambda: None, metrics, WorkerSettings(interval=INTERVAL))
         tasks = [asyncio.create_task(reader.run()), asyncio.create_task(workers.run())]
         try:
-            await reader.settled(5.0)
+            await reader.settled(60.0)
             await until(lambda: len(done) >= len(SERVICES))  # the rounds with which an operator begins
             assert replicas(cache) == [0] * len(SERVICES)
             done.clear()
@@ -120,6 +120,6 @@ def replicas(cache):
 
 
 async def until(holds):
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(60.0):
         while not holds():  # noqa: ASYNC110
             await asyncio.sleep(0.01)

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from inflight_operator.workers import WorkQueue
+from tests.base.virtual_time import in_virtual_time
 
 
 async def nothing_to_take(queue):
@@ -13,6 +14,7 @@ async def nothing_to_take(queue):
             await queue.take()
 
 
+@in_virtual_time
 async def test_a_key_that_waits_is_not_added_twice():
     queue = WorkQueue()
     queue.add("a")
@@ -23,6 +25,7 @@ async def test_a_key_that_waits_is_not_added_twice():
     await nothing_to_take(queue)
 
 
+@in_virtual_time
 async def test_a_key_added_while_it_is_worked_on_comes_again_afterwards():
     queue = WorkQueue()
     queue.add("a")
@@ -33,6 +36,7 @@ async def test_a_key_added_while_it_is_worked_on_comes_again_afterwards():
     assert await queue.take() == "a"
 
 
+@in_virtual_time
 async def test_first_come_first_served():
     queue = WorkQueue()
     for key in "abc":
@@ -40,6 +44,7 @@ async def test_first_come_first_served():
     assert [await queue.take() for _ in range(3)] == ["a", "b", "c"]
 
 
+@in_virtual_time
 async def test_workers_never_share_a_key_and_lose_none():
     queue, at_work, worked = WorkQueue(), set(), []
 

@@ -15,7 +15,7 @@ from inflight_simulator.calibrate import fit_cost, read_steps
 from inflight_simulator.cli import main
 from inflight_simulator.cost import LLAMA_8B_H100, read_cost
 from inflight_simulator.errors import InputError
-from inflight_simulator.fleet.replica_file import read_replica
+from inflight_simulator.fleet.commands.replica_file import read_replica
 from tests.simulator.support import scheduler_config
 
 TRUE = CostModel(

@@ -21,7 +21,7 @@ def python(code):
     return (sys.executable, "-c", code)
 
 
-def wait_until(condition, seconds=10):
+def wait_until(condition, seconds=60):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

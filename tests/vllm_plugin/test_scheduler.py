@@ -134,7 +134,7 @@ def board(tmp_path):
 
 def until(condition):
     """Returns the first true value of a condition on what the thread beside the steps does."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not (found := condition()):
         assert time.monotonic() < end
         time.sleep(0.005)

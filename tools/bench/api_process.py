@@ -37,14 +37,14 @@ import numpy as np
 from inflight_engine import logs
 from inflight_engine.channel import FrameDecoder, encode
 from inflight_engine.messages import AddRequest, Admission, CancelRequest, EngineReady, Finished, StepReport, StepStats
-from inflight_engine.models.source import resolve
-from inflight_engine.models.tokenizer import load_tokenizer
+from inflight_engine.models.checkpoints.source import resolve
+from inflight_engine.models.tokens.tokenizer import load_tokenizer
 from inflight_engine.request import FinishReason
 from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.server.engine.process import EngineProcess
 from inflight_engine.server.run import run
 from inflight_engine.server.settings.flags import add_serve_flags, read_config
-from inflight_kubectl.answers import Answer
+from inflight_kubectl.load.answers import Answer
 from inflight_kubectl.load.client import Client
 from inflight_settings.limits import Limits
 from tools.measure.report import cpu_model

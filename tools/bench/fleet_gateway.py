@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from inflight_settings.flag_types import number
+from inflight_simulator.fleet.commands.flags import add_fleet_flags, fleet_config, read_load
+from inflight_simulator.fleet.commands.named import AUTOPILOT, simulate_named
 from inflight_simulator.fleet.config import FleetConfig
-from inflight_simulator.fleet.flags import add_fleet_flags, fleet_config, read_load
-from inflight_simulator.fleet.named import AUTOPILOT, simulate_named
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.report import aligned
 

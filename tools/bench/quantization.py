@@ -19,10 +19,10 @@ from inflight_engine.execution.attention.base import AttentionBatch, AttentionSp
 from inflight_engine.execution.attention.cpu_native import CpuNativeBackend
 from inflight_engine.execution.cpu_decoder import NativeDecoder
 from inflight_engine.execution.load import load_model
-from inflight_engine.models.config import DecoderConfig, load_model_config
+from inflight_engine.models.checkpoints.config import DecoderConfig, load_model_config
+from inflight_engine.models.checkpoints.source import ModelFiles, resolve
 from inflight_engine.models.parallel import SingleProcess
-from inflight_engine.models.source import ModelFiles, resolve
-from inflight_engine.models.tokenizer import load_tokenizer
+from inflight_engine.models.tokens.tokenizer import load_tokenizer
 from inflight_settings.engine import DType, EngineConfig, Quantization
 
 PROJECT = Path(__file__).parents[2]

@@ -68,8 +68,8 @@ clocks = lambda: (time.perf_counter(), time.process_time())
 begin = clocks()
 import inflight_engine.cli, inflight_engine.server.run
 imported = clocks()
-from inflight_engine.models.source import resolve
-from inflight_engine.models.tokenizer import load_tokenizer
+from inflight_engine.models.checkpoints.source import resolve
+from inflight_engine.models.tokens.tokenizer import load_tokenizer
 load_tokenizer(resolve({MODEL!r}))
 loaded = clocks()
 spans = {{"API process: imports": (begin, imported), "API process: tokenizer": (imported, loaded)}}

@@ -6,7 +6,7 @@ import asyncio
 import sys
 import time
 
-from inflight_kubectl.answers import Answer, AnswerError
+from inflight_kubectl.load.answers import Answer, AnswerError
 from inflight_kubectl.load.client import CHAT, Client
 
 

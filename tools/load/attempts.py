@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from inflight_kubectl.answers import Answer, AnswerError, RefusalError
+from inflight_kubectl.load.answers import Answer, AnswerError, RefusalError
 from inflight_kubectl.load.client import CHAT, Client
 
 _MOST = 200

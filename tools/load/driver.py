@@ -24,7 +24,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from inflight_kubectl.answers import Answer
+from inflight_kubectl.load.answers import Answer
 from inflight_kubectl.load.client import Client
 from tools.load.attempts import Outcome, answered
 from tools.measure.report import rounded_percentile

@@ -18,7 +18,7 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from inflight_kubectl.answers import Answer
+from inflight_kubectl.load.answers import Answer
 from inflight_kubectl.load.client import Client
 from tools.load.attempts import Outcome, answered
 

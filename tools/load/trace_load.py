@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from inflight_kubectl.answers import Answer, AnswerError
+from inflight_kubectl.load.answers import Answer, AnswerError
 from inflight_kubectl.load.client import Client
 
 _READ_SECONDS = 300

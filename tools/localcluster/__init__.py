@@ -6,14 +6,17 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tools.localcluster import choose, images, inference_pools, kubectl_program, layout, preflight, promtool_program
+from tools.localcluster import choose, layout
 from tools.localcluster.choose import Choice
 from tools.localcluster.docker_clusters import KindCluster, NamedCluster
 from tools.localcluster.errors import ClusterError as ClusterError
-from tools.localcluster.image_store import ImageStore
-from tools.localcluster.images import IMAGES
-from tools.localcluster.node import OwnNode
-from tools.localcluster.plane import apiserver_only as apiserver_only
+from tools.localcluster.images import dockerfiles
+from tools.localcluster.images.dockerfiles import IMAGES
+from tools.localcluster.images.image_store import ImageStore
+from tools.localcluster.node import preflight
+from tools.localcluster.node.own_node import OwnNode
+from tools.localcluster.node.plane import apiserver_only as apiserver_only
+from tools.localcluster.programs import inference_pools, kubectl_program, promtool_program
 from tools.localcluster.progress import Progress, to_stdout
 
 IMAGE_NAMES = tuple(IMAGES)
@@ -50,7 +53,7 @@ def build_image(
 
     With a `tag`, a variant of it beside the one that is in use, built with further `arguments` of its Dockerfile.
     """
-    image = images.named(name)
+    image = dockerfiles.named(name)
     return chosen(progress).build(image.variant(tag, arguments or {}) if tag else image)
 
 

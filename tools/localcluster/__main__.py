@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 
 from tools import localcluster
-from tools.localcluster import kubectl_program
 from tools.localcluster.errors import ClusterError
+from tools.localcluster.programs import kubectl_program
 from tools.localcluster.progress import to_stdout
 
 DESCRIPTION = """A real Kubernetes for development, the demo and the tests.

@@ -6,12 +6,14 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tools.localcluster import choose, images, kubectl_program
+from tools.localcluster import choose
 from tools.localcluster.commands import output
 from tools.localcluster.errors import ClusterError
 from tools.localcluster.files import remove_tree
-from tools.localcluster.images import Image
+from tools.localcluster.images import dockerfiles
+from tools.localcluster.images.dockerfiles import Image
 from tools.localcluster.layout import REPOSITORY, Layout
+from tools.localcluster.programs import kubectl_program
 from tools.localcluster.progress import Progress, step
 
 KIND_CLUSTER = "inflight"
@@ -51,7 +53,7 @@ class _DockerCluster:
         self.progress = progress
 
     def _build(self, image: Image, reference: str) -> None:
-        command = build_command(image, reference, images.proxy_arguments(os.environ))
+        command = build_command(image, reference, dockerfiles.proxy_arguments(os.environ))
         _run(command, f"building {reference}", self.progress)
 
     def status(self) -> list[str]:
@@ -70,7 +72,7 @@ class NamedCluster(_DockerCluster):
         except ClusterError as error:
             raise ClusterError(f"the cluster of INFLIGHT_KUBECONFIG does not answer: {error}") from error
         self.progress(f"the cluster of {self.kubeconfig} answers")
-        return {name: self.build(images.named(name)) for name in image_names}
+        return {name: self.build(dockerfiles.named(name)) for name in image_names}
 
     def build(self, image: Image) -> str:
         """Build with Docker and push to INFLIGHT_IMAGE_PREFIX; the pushed reference."""
@@ -113,7 +115,7 @@ class KindCluster(_DockerCluster):
         elif not self.kubeconfig.exists():
             export = ["kind", "export", "kubeconfig", "--name", KIND_CLUSTER, "--kubeconfig", str(self.kubeconfig)]
             _run(export, "writing the kind cluster's kubeconfig", self.progress)
-        return {name: self.build(images.named(name)) for name in image_names}
+        return {name: self.build(dockerfiles.named(name)) for name in image_names}
 
     def build(self, image: Image) -> str:
         """Build with Docker and load into the kind node; the reference."""

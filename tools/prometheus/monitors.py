@@ -14,8 +14,9 @@ from urllib.parse import urlsplit
 from inflight_base.manifest import Manifest
 from inflight_operator.api.types import InferenceService
 from inflight_operator.render.monitor import pod_monitor
-from tools.localcluster import ClusterError, kubeconfig_path, kubectl, kubectl_program, prometheus
+from tools.localcluster import ClusterError, kubeconfig_path, kubectl, prometheus
 from tools.localcluster.files import write_json
+from tools.localcluster.programs import kubectl_program
 from tools.localcluster.progress import meanwhile
 from tools.prometheus.prometheus import Prometheus, started
 from tools.prometheus.scraping import Access, Scraping, configuration, targets, targets_file

@@ -9,8 +9,8 @@ import yaml
 from inflight_base.manifest import Manifest
 from tools.localcluster import kubeconfig_path
 from tools.localcluster.commands import installed, output
-from tools.localcluster.kubectl_program import environment
 from tools.localcluster.layout import REPOSITORY
+from tools.localcluster.programs.kubectl_program import environment
 
 CHART = REPOSITORY / "helm" / "inflight"
 RELEASE = "inflight"

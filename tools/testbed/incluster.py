@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tools.localcluster import kubeconfig_path, kubectl
-from tools.localcluster.kubectl_program import binary, environment
+from tools.localcluster.programs.kubectl_program import binary, environment
 
 START_SECONDS = 180
 

@@ -9,8 +9,9 @@ import argparse
 import hashlib
 import sys
 
-from tools.localcluster import ClusterError, ensure_up, inference_pool_crd, inference_pools, kubeconfig_path, kubectl
+from tools.localcluster import ClusterError, ensure_up, inference_pool_crd, kubeconfig_path, kubectl
 from tools.localcluster.layout import REPOSITORY
+from tools.localcluster.programs import inference_pools
 from tools.localcluster.progress import Progress, step, to_stdout
 from tools.signals import exit_code
 from tools.testbed.helm import CHART, OPERATOR_NAMESPACE, RELEASE, helm

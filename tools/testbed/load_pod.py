@@ -13,7 +13,7 @@ from tools.testbed.service import Service
 _ROOT = Path(__file__).parents[2]
 _CODE = (
     "operator/inflight_kubectl/__init__.py",
-    "operator/inflight_kubectl/answers.py",
+    "operator/inflight_kubectl/load/answers.py",
     "operator/inflight_kubectl/output.py",
     "operator/inflight_kubectl/load/__init__.py",
     "operator/inflight_kubectl/load/client.py",

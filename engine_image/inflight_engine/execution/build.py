@@ -31,11 +31,11 @@ from inflight_engine.execution.sampling.sampler import Sampler, make_sampler
 from inflight_engine.execution.step_shapes import graph_shapes
 from inflight_engine.execution.token_feed import TokenFeed
 from inflight_engine.grammars.compiled import Grammars
-from inflight_engine.models.kv_scales import load_kv_scales
+from inflight_engine.models.checkpoints.kv_scales import load_kv_scales
+from inflight_engine.models.checkpoints.source import ModelFiles, resolve
+from inflight_engine.models.checkpoints.transformers_config import TransformersConfig
 from inflight_engine.models.parallel import ALONE, Parallel
 from inflight_engine.models.protocol import Model
-from inflight_engine.models.source import ModelFiles, resolve
-from inflight_engine.models.transformers_config import TransformersConfig
 from inflight_engine.runner_info import RunnerInfo
 from inflight_settings.engine import EngineConfig
 

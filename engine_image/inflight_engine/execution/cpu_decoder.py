@@ -14,10 +14,10 @@ import torch
 
 from inflight_engine.execution.attention.base import AttentionSpec
 from inflight_engine.execution.attention.cpu_native import CpuNativeBackend
-from inflight_engine.models.config import DecoderConfig
+from inflight_engine.models.checkpoints.config import DecoderConfig
+from inflight_engine.models.checkpoints.weight_source import WeightSource, check_shape
 from inflight_engine.models.protocol import Attention
 from inflight_engine.models.rope import rotation_table
-from inflight_engine.models.weight_source import WeightSource, check_shape
 from inflight_engine.native.library import KernelError, check, library, team
 from inflight_settings.engine import EngineConfig
 

@@ -9,23 +9,23 @@ from typing import TypeAlias
 import torch
 
 from inflight_engine.execution.cpu_decoder import NativeDecoder
-from inflight_engine.models.config import (
+from inflight_engine.models.checkpoints.config import (
     DecoderConfig,
     UnsupportedModelError,
     UnsupportedWeightsError,
     load_model_config,
 )
-from inflight_engine.models.fp8_weights import Fp8Weights
+from inflight_engine.models.checkpoints.fp8_weights import Fp8Weights
+from inflight_engine.models.checkpoints.packed_weights import PackedWeights
+from inflight_engine.models.checkpoints.source import ModelFiles
+from inflight_engine.models.checkpoints.transformers_config import TransformersConfig, load_transformers_config
+from inflight_engine.models.checkpoints.weights import open_weights
 from inflight_engine.models.linear import NONE_KEPT, KeptFormats
 from inflight_engine.models.llama import LlamaModel
 from inflight_engine.models.ops import Ops, TorchOps
-from inflight_engine.models.packed_weights import PackedWeights
 from inflight_engine.models.parallel import Parallel
 from inflight_engine.models.protocol import Model
-from inflight_engine.models.source import ModelFiles
-from inflight_engine.models.transformers_config import TransformersConfig, load_transformers_config
 from inflight_engine.models.transformers_model import TransformersModel
-from inflight_engine.models.weights import open_weights
 from inflight_settings.engine import EngineConfig
 
 log = logging.getLogger(__name__)

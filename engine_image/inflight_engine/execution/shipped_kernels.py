@@ -33,8 +33,8 @@ from inflight_engine.execution.attention import triton_paged
 from inflight_engine.execution.attention.base import AttentionBatch, AttentionSpec, ChunkSpan
 from inflight_engine.execution.sampling.device_sampler import DeviceSampler
 from inflight_engine.execution.triton_ops import TritonOps
+from inflight_engine.models.checkpoints.shape import ModelShape
 from inflight_engine.models.matrices import Int4Matrix
-from inflight_engine.models.shape import ModelShape
 
 FOLDER = Path(sys.prefix) / "kernels"
 SHARED_MEMORY = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from inflight_engine.models.source import ModelSourceError, resolve
+from inflight_engine.models.checkpoints.source import ModelSourceError, resolve
 
 SUMMARY = "write the built-in model in Hugging Face's format"
 
@@ -44,10 +44,10 @@ def export(model: str, folder: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from inflight_engine.models.config import config_from_gguf
-    from inflight_engine.models.gguf import read_gguf
-    from inflight_engine.models.tokenizer import load_tokenizer
-    from inflight_engine.models.weights import GGUFWeights
+    from inflight_engine.models.checkpoints.config import config_from_gguf
+    from inflight_engine.models.checkpoints.gguf import read_gguf
+    from inflight_engine.models.checkpoints.weights import GGUFWeights
+    from inflight_engine.models.tokens.tokenizer import load_tokenizer
 
     files = resolve(model)
     if files.gguf is None:

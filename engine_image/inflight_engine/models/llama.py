@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from inflight_engine.models.config import DecoderConfig
+from inflight_engine.models.checkpoints.config import DecoderConfig
+from inflight_engine.models.checkpoints.weight_source import WeightSource, check_shape
 from inflight_engine.models.linear import NONE_KEPT, KeptFormats, Linear, LinearMaker
 from inflight_engine.models.matrices import Matrix
 from inflight_engine.models.ops import Ops
 from inflight_engine.models.parallel import Parallel
 from inflight_engine.models.protocol import Attention
 from inflight_engine.models.rope import rotation_table
-from inflight_engine.models.weight_source import WeightSource, check_shape
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from inflight_engine.models.config import DecoderConfig, RopeConfig
+from inflight_engine.models.checkpoints.config import DecoderConfig, RopeConfig
 
 
 def rotation_table(config: DecoderConfig, num_positions: int) -> torch.Tensor:

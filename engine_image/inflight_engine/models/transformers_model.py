@@ -13,12 +13,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from inflight_engine.models.config import UnsupportedModelError
+from inflight_engine.models.checkpoints.config import UnsupportedModelError
+from inflight_engine.models.checkpoints.shape import ModelShape
+from inflight_engine.models.checkpoints.source import ModelFiles
+from inflight_engine.models.checkpoints.transformers_config import TransformersConfig, first_line, fix_rope
+from inflight_engine.models.checkpoints.weight_source import check_shape
 from inflight_engine.models.protocol import Attention
-from inflight_engine.models.shape import ModelShape
-from inflight_engine.models.source import ModelFiles
-from inflight_engine.models.transformers_config import TransformersConfig, first_line, fix_rope
-from inflight_engine.models.weight_source import check_shape
 
 log = logging.getLogger(__name__)
 

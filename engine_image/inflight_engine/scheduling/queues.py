@@ -25,7 +25,8 @@ class WaitingQueues:
     A prompt token counts once, when it is first admitted, and an output token when it is generated (the one that a
     prefill samples: when that is admitted). Tokens recomputed after a preemption are not charged: the preemption was
     the scheduler's choice, and brings the client no new token. Nor are the tokens that a continued request brings
-    along: they were charged where they were generated.
+    along charged to its class: they were charged where they were generated. Its tenant is charged for those that its
+    prefill computes, since it goes before the new requests of other tenants.
 
     Raises:
         ValueError: there is no class, or two of one name, or a weight is not a number above 0.
@@ -140,9 +141,10 @@ class WaitingQueues:
 
     def admitted(self, request: Request, num_tokens: int, clock: int) -> None:
         """A request got a slot, right after it was popped, and its prefill computes this many tokens."""
-        num_counted = 0 if request.num_preemptions or len(request.output_token_ids) else num_tokens
+        num_counted = 0 if request.num_preemptions else num_tokens
         if self._counters is not None:
-            self._counters.admitted(request.scheduling.service_class, num_counted, clock)
+            continued = len(request.output_token_ids) > 0
+            self._counters.admitted(request.scheduling.service_class, 0 if continued else num_counted, clock)
         self.by_class[request.scheduling.service_class].policy.admitted(request, num_counted, clock)
 
     def decode_started(self, request: Request, clock: int) -> None:

@@ -23,7 +23,7 @@ from inflight_engine.server.service import Service
 from inflight_engine.server.settings.config import ServerConfig
 
 if TYPE_CHECKING:
-    from inflight_engine.models.tokenizer import Tokenizer  # imports the tokenizers library
+    from inflight_engine.models.tokens.tokenizer import Tokenizer  # imports the tokenizers library
 
 log = logging.getLogger(__name__)
 
@@ -210,8 +210,8 @@ async def _in_daemon_thread(config: ServerConfig) -> Tokenizer:
 
 
 def _load_tokenizer(config: ServerConfig) -> Tokenizer:
-    from inflight_engine.models.source import resolve
-    from inflight_engine.models.tokenizer import load_tokenizer
+    from inflight_engine.models.checkpoints.source import resolve
+    from inflight_engine.models.tokens.tokenizer import load_tokenizer
 
     files = resolve(config.engine.model, config.engine.revision)
     return load_tokenizer(files, config.generation_config, config.chat_template)

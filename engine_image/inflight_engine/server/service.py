@@ -12,7 +12,7 @@ from fastapi import Depends, Request
 
 from inflight_contract.tenants import Tenants
 from inflight_engine.formats.choose import Chosen, choose
-from inflight_engine.models.generation_config import SamplingDefaults
+from inflight_engine.models.checkpoints.generation_config import SamplingDefaults
 from inflight_engine.request import Thinking
 from inflight_engine.server.admission.admission import QueueAdmission
 from inflight_engine.server.answers.respond import Heartbeats
@@ -27,7 +27,7 @@ from inflight_engine.server.telemetry.page import EngineMetrics, Gauges
 from inflight_settings.limits import LimitsInForce
 
 if TYPE_CHECKING:
-    from inflight_engine.models.tokenizer import Tokenizer  # imports the tokenizers library
+    from inflight_engine.models.tokens.tokenizer import Tokenizer  # imports the tokenizers library
     from inflight_engine.server.telemetry.spans import Spans  # imports OpenTelemetry's SDK
 
 

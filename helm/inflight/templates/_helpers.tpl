@@ -15,8 +15,13 @@
 {{- include "inflight.fullname" . }}-gateway
 {{- end -}}
 
-{{/* The Secret with the gateway's key, which the operator makes in the gateway's namespace under this name. */}}
+{{/* The Secret with the gateway's key: the operator makes it beside the gateway's Service, with this name. */}}
 {{- define "inflight.gatewayKeySecret" -}}
+{{- include "inflight.gatewayName" . }}-key
+{{- end -}}
+
+{{/* Its name up to release 0.2, the same for all releases of a namespace. */}}
+{{- define "inflight.commonGatewayKeySecret" -}}
 inflight-gateway-key
 {{- end -}}
 

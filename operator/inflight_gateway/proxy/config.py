@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from inflight_gateway.proxy.cors import cors, policy
 from inflight_gateway.proxy.jwt import jwks_cluster, jwt_filter
 from inflight_gateway.proxy.overload import BUFFER_BYTES, HTTP2, RUNTIME, overload_manager
 from inflight_gateway.proxy.rate_limit import rate_limit
@@ -64,7 +65,7 @@ def _listener(name: str, port: int, chain: Json) -> Json:
 def _http(settings: EnvoySettings) -> Json:
     """Returns the handling of HTTP. It removes from requests all headers that only the gateway's parts may set."""
     removed = [{"remove_on_match": {"key_matcher": {"prefix": prefix}}} for prefix in _INTERNAL_PREFIXES]
-    limit, jwt = settings.requests_per_second, settings.jwt
+    limit, jwt, origins = settings.requests_per_second, settings.jwt, settings.allowed_origins
     return extension(
         "filters.network.http_connection_manager",
         "filters.network.http_connection_manager.v3.HttpConnectionManager",
@@ -107,8 +108,9 @@ def _http(settings: EnvoySettings) -> Json:
                 mutations=removed,
             )
         ],
-        route_config=routes(),
+        route_config=routes(policy(origins) if origins else {}),
         http_filters=[
+            *([cors()] if origins else []),
             *([rate_limit(limit)] if limit else []),
             *([jwt_filter(jwt)] if jwt is not None else []),
             extension("filters.http.router", "filters.http.router.v3.Router", suppress_envoy_headers=True),

@@ -19,12 +19,15 @@ UNLIMITED = 1_000_000
 """Envoy's circuit breakers default to 1024 requests; the relays and the picker's queue bound them here."""
 
 
-def routes() -> Json:
+def routes(policies: Json) -> Json:
     """Returns the routes of all requests.
 
     Envoy retries only where a relay refuses a connection or dies; relays retry engines themselves. The connections of a
     dead worker's socket wait for the next one, and retries last about as long as the start of the whole container: each
     waits a random part of its interval, so that many short ones last more surely as long as that than fewer long ones.
+
+    Args:
+        policies: what single filters do, by their names.
     """
     retry = {
         "retry_on": "connect-failure,refused-stream,reset-before-request,reset",
@@ -37,7 +40,8 @@ def routes() -> Json:
     }
     route = {"cluster": _NAME, "timeout": "0s", "idle_timeout": LONGEST_SILENCE, "retry_policy": retry}
     host = {"name": "any", "domains": ["*"], "routes": [{"match": {"prefix": "/"}, "route": route}]}
-    return {"name": _NAME, "virtual_hosts": [{**host, "request_body_buffer_limit": MAX_KEPT_BYTES}]}
+    more = {"request_body_buffer_limit": MAX_KEPT_BYTES, "typed_per_filter_config": policies}
+    return {"name": _NAME, "virtual_hosts": [{**host, **more}]}
 
 
 def cluster(sockets: Sockets, count: int) -> Json:

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import msgspec
 
-from inflight_gateway.relay.answers.frames import DONE, Frame
+from inflight_gateway.relay.answers.frames import DONE, MAX_FRAME_BYTES, Frame
 from inflight_gateway.relay.answers.usage import without_usage
 from inflight_gateway.relay.http.client import WRITE_BUFFER_BYTES, ClientConnection
 from inflight_gateway.relay.http.errors import ClientError
@@ -19,7 +19,7 @@ from inflight_gateway.request.paths import Api, api_of
 MAX_UNSENT_BYTES = 2**20
 """Most bytes of frames before the first token, beside what they repeat of the request."""
 
-ECHOED = 8
+_ECHOED = 8
 """Most bytes before the first token for each byte of the request: the first two events of OpenAI Responses have its
 instructions and tools, and these with all their fields."""
 
@@ -33,9 +33,14 @@ _CREATED = re.compile(rb'"created(?:_at)?":\s*(\d{1,12})\b')
 """The field in a chunk, or in the first event of OpenAI Responses. Within a JSON string its quotes would be escaped."""
 
 
-BYTES_PER_TOKEN = 512
-"""Most bytes of a frame for each token before it: the last events of OpenAI Responses have the whole text up to three
-times."""
+_REPEATED = 3
+"""How often the last events of OpenAI Responses, which are one frame, have the whole answer."""
+
+_BYTES_PER_TOKEN = 512
+"""Most bytes of a frame for each token before it, so many times, without log-probabilities."""
+
+_BYTES_PER_SCORE = 128
+"""Mean bytes of a log-probability with its token, in the most verbose form."""
 
 
 class TooMuchUnsent(ValueError):
@@ -51,7 +56,6 @@ class Delivery:
         created: UNIX seconds sent to the client; None: none yet.
         events: number of them that the client has.
         model: that the request asked for.
-        most_unsent: most bytes of frames before the first token.
         strip: the client did not ask for the token counts that the engine sends.
         done: last event of a stream; Anthropic Messages has none.
 
@@ -64,7 +68,8 @@ class Delivery:
         self.created: int | None = None
         self.events = 0
         self.model = ""
-        self.most_unsent = MAX_UNSENT_BYTES
+        self._most_unsent = MAX_UNSENT_BYTES
+        self._bytes_per_token = _BYTES_PER_TOKEN
         self._api = api_of(path.decode("latin-1"))
         self.done = b"" if self._api is Api.MESSAGES else DONE
         self._path = path
@@ -84,6 +89,17 @@ class Delivery:
     def kept_bytes(self) -> int:
         """Bytes of frames that were not sent, of data that a client does not read, and of the first event."""
         return self._kept_bytes + len(self._first) + (self._client.unsent_bytes if self._blocked else 0)
+
+    def allow(self, size: int, scores: int) -> None:
+        """Notes what the request lets the engine send in one frame. Args: size: bytes of its body, of which each may be
+        a token of the prompt. scores: log-probabilities for each token."""
+        asked = _BYTES_PER_SCORE * scores
+        self._most_unsent = MAX_UNSENT_BYTES + _ECHOED * size + min(asked * size, MAX_FRAME_BYTES)
+        self._bytes_per_token = _BYTES_PER_TOKEN + _REPEATED * asked
+
+    def most_frame_bytes(self, tokens: int) -> int:
+        """Returns the most bytes of the next frame. Args: tokens: those before it."""
+        return self._most_unsent + self._bytes_per_token * tokens
 
     def wait(self, headers: Headers) -> None:
         """Tells a client that its stream waits for a replica. Args: headers: for the head, beside those of a stream."""
@@ -112,7 +128,7 @@ class Delivery:
             data = without_usage(data, counts=any(note.startswith(b"u ") for note in frame.notes))
         self._kept.append(data)
         self._kept_bytes += len(data)
-        if not self._sent and self._kept_bytes > self.most_unsent:
+        if not self._sent and self._kept_bytes > self._most_unsent:
             raise TooMuchUnsent
 
     def forget(self) -> None:

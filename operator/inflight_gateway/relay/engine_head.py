@@ -12,7 +12,7 @@ from inflight_gateway.tenants.signature import EngineHeaders
 from inflight_gateway.types import ServiceConfig
 
 _REQUEST_ID = names.REQUEST_ID.encode()
-_PROGRESS = (names.PROGRESS.encode(), b"1")
+_PROGRESS = "1"
 
 _READABLE = re.compile(rb"[!-~]{1,128}")
 
@@ -27,11 +27,19 @@ def external_id(request: Request) -> str:
     return given.decode()
 
 
-def engine_headers(request: Request, config: ServiceConfig, tenant: str, signing: EngineHeaders) -> Headers:
-    """Returns the headers for an engine but those on the body: signed now, without what the gateway has checked."""
+def engine_headers(
+    request: Request, config: ServiceConfig, tenant: str, signing: EngineHeaders, progress: str = ""
+) -> Headers:
+    """Returns the headers for an engine but those on the body: signed now, without what the gateway has checked.
+
+    Args:
+        progress: value of the header that asks for progress frames; empty: without it.
+    """
     removed = [name.encode() for name in signing.to_remove(config)]
     headers = without(request.headers, *removed) if removed else request.headers
-    signed = signing.to_set(config, tenant, external_id(request))
+    signed = signing.to_set(config, tenant, external_id(request), progress)
+    if progress:
+        signed = (*signed, (names.PROGRESS, progress))
     return [*headers, *((name.encode(), value.encode("latin-1")) for name, value in signed)]
 
 
@@ -43,7 +51,5 @@ def generation_head(
     Args:
         length: bytes of the body. target: in place of the client's.
     """
-    headers = engine_headers(request, config, tenant, signing)
-    return request_head(
-        request.method, target or request.target, [*headers, (b"content-length", b"%d" % length), _PROGRESS]
-    )
+    headers = engine_headers(request, config, tenant, signing, _PROGRESS)
+    return request_head(request.method, target or request.target, [*headers, (b"content-length", b"%d" % length)])

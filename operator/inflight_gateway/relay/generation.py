@@ -23,7 +23,7 @@ from inflight_gateway.relay.answers.usage import PlainUsage, with_usage
 from inflight_gateway.relay.answers.vllm import TEXT, VllmStream, ends_within_character, stream_of
 from inflight_gateway.relay.attempt import Attempt
 from inflight_gateway.relay.decide import Again, Failure, History, next_step
-from inflight_gateway.relay.delivery import BYTES_PER_TOKEN, ECHOED, Delivery, TooMuchUnsent, json_of
+from inflight_gateway.relay.delivery import Delivery, TooMuchUnsent, json_of
 from inflight_gateway.relay.engine_head import generation_head
 from inflight_gateway.relay.http.client import ClientConnection, Request
 from inflight_gateway.relay.http.errors import FULL, UNREADABLE, ClientError, engine_died, engine_error, refused
@@ -116,13 +116,13 @@ class Generation:
 
     def body_ended(self) -> None:
         self._body = self._received.whole()
-        self._delivery.most_unsent += ECHOED * len(self._body)
         fields = parse(self._body, self._api)
         error = UNREADABLE if fields is None else _FORGED if fields.continues else self._identify(fields.model)
         if fields is None or error is not None:
             self._refuse(error or UNREADABLE)
             return
         self._fields = fields
+        self._delivery.allow(len(self._body), fields.scores)
         self._record.stream = fields.stream
         self._delivery.model = fields.model or ""
         self._answer = self._new_answer()
@@ -308,7 +308,7 @@ class Generation:
 
     @property
     def most_frame_bytes(self) -> int:
-        return self._delivery.most_unsent + BYTES_PER_TOKEN * self._answer.num_tokens
+        return self._delivery.most_frame_bytes(self._answer.num_tokens)
 
     def accepted(self, headers: Headers, *, framed: bool) -> None:
         if framed and not self._answer.has_tokens:

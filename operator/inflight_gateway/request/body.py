@@ -48,10 +48,14 @@ _LARGEST = 2**31 - 1
 _MAX_CHOICES = 2**16
 """Most answers that are counted: more than an engine's queue takes."""
 
+MAX_SCORES = 2**10
+"""Most log-probabilities for each token that are counted: engines allow some 20."""
+
 _SCALAR_BYTES = 32
 """Most bytes of the JSON text of a number or a Boolean value. Engines refuse longer ones."""
 
 _ABSENT = msgspec.Raw()
+_TRUE = msgspec.Raw(b"true")
 
 _DEFAULT_TIERS = ("auto", "default", "standard_only")
 """Values of `service_tier` that mean the default class: OpenAI's and Anthropic's."""
@@ -84,6 +88,10 @@ class _Fields(msgspec.Struct):
     max_completion_tokens: msgspec.Raw = _ABSENT
     max_output_tokens: msgspec.Raw = _ABSENT
     n: msgspec.Raw = _ABSENT
+    prompt_logprobs: msgspec.Raw = _ABSENT
+    echo: msgspec.Raw = _ABSENT
+    logprobs: msgspec.Raw = _ABSENT
+    top_logprobs: msgspec.Raw = _ABSENT
     service_class: msgspec.Raw = msgspec.field(default=_ABSENT, name="class")
     service_tier: msgspec.Raw = _ABSENT
     priority: msgspec.Raw = _ABSENT
@@ -101,6 +109,8 @@ class Body(msgspec.Struct, frozen=True, array_like=True):
         blocks: hashes of the first prompt's leading blocks, see `prefix.py`.
         continues: the body has the relay's own field, which a client may not set.
         choices: answers that the engine generates: `n` of each prompt. Of pooled texts: their number.
+        scores: log-probabilities for each token that one event may have: of the whole prompt, or of the whole answer at
+            the end of OpenAI Responses.
     """
 
     model: str | None = None
@@ -112,6 +122,7 @@ class Body(msgspec.Struct, frozen=True, array_like=True):
     blocks: Annotated[bytes, msgspec.Meta(max_length=MAX_BLOCKS * HASH_BYTES)] = b""
     continues: bool = False
     choices: Annotated[int, msgspec.Meta(ge=1)] = 1
+    scores: Annotated[int, msgspec.Meta(ge=0, le=MAX_SCORES)] = 0
 
     def prefix(self, tenant: str) -> tuple[int, ...]:
         """Returns the hashes of the leading blocks. Engines share no blocks between tenants."""
@@ -155,6 +166,7 @@ def _read(fields: _Fields, api: Api) -> Body:
         blocks=blocks,
         continues=len(fields.inflight_continuation) > 0,
         choices=min(max(1, prompts) * samples, _MAX_CHOICES),
+        scores=min(_scores(fields, api), MAX_SCORES),
     )
 
 
@@ -165,6 +177,16 @@ def _most_tokens(fields: _Fields, api: Api) -> int | None:
     if api is Api.RESPONSES:
         return _count(fields.max_output_tokens)
     return (_count(fields.max_completion_tokens) if api is Api.OPENAI else None) or _count(fields.max_tokens)
+
+
+def _scores(fields: _Fields, api: Api) -> int:
+    """Returns `Body.scores`: those of the likeliest tokens, and that of the token itself."""
+    if api is Api.RESPONSES:
+        shown = _count(fields.top_logprobs)
+    else:
+        echoed = _count(fields.logprobs) if fields.echo == _TRUE else None
+        shown = max((each for each in (_count(fields.prompt_logprobs), echoed) if each is not None), default=None)
+    return 0 if shown is None else shown + 1
 
 
 def _prompts_read(fields: _Fields, api: Api) -> tuple[int, int, bytes]:

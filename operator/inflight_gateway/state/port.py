@@ -35,6 +35,9 @@ LOOPBACK = "127.0.0.1"
 HEAD_SECONDS = 5.0
 """Maximum time from the start of a connection to its first request."""
 
+GRACE_SECONDS = 0.1
+"""Then so much longer: what came while this process did not run is read first."""
+
 KEEP_ALIVE_SECONDS = 20.0
 """Maximum time that a connection stays open between two requests."""
 
@@ -247,7 +250,8 @@ class _Listener:
             _abort(one)
         connection = self._runner.server()
         self._silent.add(connection)
-        asyncio.get_running_loop().call_later(HEAD_SECONDS, self._end_silent, connection)
+        loop = asyncio.get_running_loop()
+        loop.call_later(HEAD_SECONDS, loop.call_later, GRACE_SECONDS, self._end_silent, connection)
         return connection
 
     def _end_silent(self, connection: web.RequestHandler) -> None:

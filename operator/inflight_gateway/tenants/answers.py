@@ -35,7 +35,7 @@ def no_gateway_key(config: ServiceConfig) -> Refusal:
         503,
         "gateway_key_unavailable",
         f"The gateway cannot sign requests for service {config.key.name}: it has no key. The operator creates the"
-        " Secret inflight-gateway-key in the gateway's namespace, and the kubelet mounts it within about a minute.",
+        " Secret RELEASE-gateway-key in the gateway's namespace, and the kubelet mounts it within about a minute.",
         (("retry-after", str(KEYS_RETRY_S)),),
     )
 

@@ -19,7 +19,7 @@ class EngineHeaders:
     """Changes to the headers of a request to an engine. Each attempt is signed anew: signatures have a time.
 
     Args:
-        current, previous: keys of the Secret `inflight-gateway-key`. Without a current one requests are not signed, and
+        current, previous: keys of the Secret with the gateway's key. Without a current one requests are not signed, and
             services with API keys or tokens cannot be served.
         wall: Unix time.
     """
@@ -35,13 +35,16 @@ class EngineHeaders:
         """Returns the 503 for requests to a service with API keys while there is no gateway key; else None."""
         return no_gateway_key(config) if config.keyed and not self._gateway_keys else None
 
-    def to_set(self, config: ServiceConfig, tenant: str, request_id: str) -> tuple[tuple[str, str], ...]:
+    def to_set(
+        self, config: ServiceConfig, tenant: str, request_id: str, progress: str = ""
+    ) -> tuple[tuple[str, str], ...]:
         """Headers to set: the tenant, unless it is empty, and signatures; none without a gateway key.
 
         Requests without a tenant are signed too: engines still ask for signatures after a service's API keys went.
 
         Args:
             request_id: X-Request-Id as the engine gets it.
+            progress: value of the header X-Inflight-Progress, which the caller sets; empty without one.
         """
         if not self._gateway_keys:
             return ()
@@ -49,12 +52,15 @@ class EngineHeaders:
         if keys is None:
             keys = [tenant_key(key, config.key, config.uid).encode() for key in self._gateway_keys]
             self._keys[config.key, config.uid] = keys
-        message = tenant_message(tenant, request_id)
-        signature = (SIGNATURE, signed(keys, message, self._wall()))
+        signature = (SIGNATURE, signed(keys, tenant_message(tenant, request_id, progress), self._wall()))
         if not tenant:
             return (signature,)
         # Engines of release 0.2 may stay for long: InferenceServices can name their image.
-        return (TENANT, tenant), signature, (TENANT_SIGNATURE_V1, tenant_signature_v1(keys[0], message))
+        return (
+            (TENANT, tenant),
+            signature,
+            (TENANT_SIGNATURE_V1, tenant_signature_v1(keys[0], tenant_message(tenant, request_id))),
+        )
 
     @staticmethod
     def to_remove(config: ServiceConfig) -> tuple[str, ...]:

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from inflight_base.manifest.lenient import Part
-from inflight_kubectl.api_keys import authorization
-from inflight_kubectl.cluster import Target, cluster_options, service_argument
-from inflight_kubectl.conversation import served_name
+from inflight_kubectl.access.api_keys import authorization
+from inflight_kubectl.access.cluster import Target, cluster_options, service_argument
+from inflight_kubectl.access.resources import Service
+from inflight_kubectl.engines.conversation import served_name
+from inflight_kubectl.engines.gateways import behind_gateway
 from inflight_kubectl.flag_types import DurationType, HeaderType, RangeType, api_key_option
-from inflight_kubectl.gateways import behind_gateway
 from inflight_kubectl.load.report import Report, Spread, Targets
 from inflight_kubectl.output import Problem, console, json_option, latency, plain_table, print_json
-from inflight_kubectl.resources import Service
 
 if TYPE_CHECKING:
-    from inflight_kubectl.engine_access import PortForward
+    from inflight_kubectl.engines.engine_access import PortForward
     from inflight_kubectl.load.drive import Load
     from inflight_kubectl.load.shape import Arrivals, Shape
 
@@ -110,7 +110,7 @@ def bench(
     latencies count from when a request was due, so waiting for a free client shows in them. Ctrl-C ends the load
     early; the report is then of what was answered. The exit code is 1 when no request succeeded.
     """
-    from inflight_kubectl.engine_access import forward_to_service
+    from inflight_kubectl.engines.engine_access import forward_to_service
     from inflight_kubectl.load.engine_side import between, read_totals
     from inflight_kubectl.load.report import report
     from inflight_kubectl.load.shape import Shape

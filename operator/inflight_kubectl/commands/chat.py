@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from inflight_kubectl.answers import Answer
-from inflight_kubectl.api_keys import authorization
-from inflight_kubectl.cluster import Target, cluster_options, service_argument
-from inflight_kubectl.conversation import Conversation, served_name
+from inflight_kubectl.access.api_keys import authorization
+from inflight_kubectl.access.cluster import Target, cluster_options, service_argument
+from inflight_kubectl.engines.conversation import Conversation, served_name
 from inflight_kubectl.flag_types import api_key_option
+from inflight_kubectl.load.answers import Answer
 from inflight_kubectl.output import Problem, json_option, latency, print_json
 
 if TYPE_CHECKING:
-    from inflight_kubectl.engine_access import PortForward
+    from inflight_kubectl.engines.engine_access import PortForward
 
 _COMMANDS = """\
 /reset         forget the conversation; the system prompt stays
@@ -77,7 +77,7 @@ def chat(
     if as_json and question is None:
         raise click.UsageError("--json answers one question: give it with -m, or on standard input")
 
-    from inflight_kubectl.engine_access import forward_to_service
+    from inflight_kubectl.engines.engine_access import forward_to_service
 
     cluster = target.connect()
     found = cluster.service(service)

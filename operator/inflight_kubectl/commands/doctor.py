@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from inflight_kubectl.cluster import Target, cluster_options
+from inflight_kubectl.access.cluster import Target, cluster_options
 from inflight_kubectl.output import FAILURE, console, json_option, print_json
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from typing import Any
 import click
 
 from inflight_base.manifest.api_keys import TENANT_NAME
-from inflight_kubectl.api_keys import StoredKey, cautions, keys_secret, named_secret, new_key, rfc3339
-from inflight_kubectl.cluster import Cluster, Target, cluster_options, completing, service_argument
+from inflight_kubectl.access.api_keys import StoredKey, cautions, keys_secret, named_secret, new_key, rfc3339
+from inflight_kubectl.access.cluster import Cluster, Target, cluster_options, completing, service_argument
+from inflight_kubectl.access.resources import Service
 from inflight_kubectl.flag_types import DurationType
 from inflight_kubectl.output import Problem, console, json_option, plain_table, print_json
-from inflight_kubectl.resources import Service
 
 DAY = 86_400.0
 
@@ -63,7 +63,7 @@ def create(service: str, tenant: str, lifetime: float | None, as_json: bool, tar
 
     The key is shown only once: the Secret stores its hash. The Secret is created if it does not exist.
     """
-    from inflight_kubectl.key_store import add_key
+    from inflight_kubectl.access.key_store import add_key
 
     if not TENANT_NAME.fullmatch(tenant):
         raise click.UsageError(
@@ -105,7 +105,7 @@ def list_keys(service: str | None, as_json: bool, target: Target) -> None:
 
     Shows key IDs, tenants and expiry. The keys themselves are not stored.
     """
-    from inflight_kubectl.key_store import keys_by_secret
+    from inflight_kubectl.access.key_store import keys_by_secret
 
     cluster = target.connect()
     services = _services(cluster, service)
@@ -149,7 +149,7 @@ def revoke(key_id: str, service: str | None, as_json: bool, target: Target) -> N
 
     Requests in flight finish normally. `keys list` shows the key IDs.
     """
-    from inflight_kubectl.key_store import keys_by_secret, remove_key
+    from inflight_kubectl.access.key_store import keys_by_secret, remove_key
 
     cluster = target.connect()
     services = _services(cluster, service)

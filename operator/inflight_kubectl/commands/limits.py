@@ -9,10 +9,10 @@ from datetime import UTC, datetime, timedelta
 import click
 
 from inflight_base.manifest.engines import VLLM
-from inflight_kubectl.cluster import Cluster, Target, cluster_options, service_argument
+from inflight_kubectl.access.cluster import Cluster, Target, cluster_options, service_argument
+from inflight_kubectl.engines.overrides import LimitsView, clear_override, limits_view, set_override
 from inflight_kubectl.flag_types import DurationType, duration_text
 from inflight_kubectl.output import Problem, console, in_utc, json_option, plain_table, print_json
-from inflight_kubectl.overrides import LimitsView, clear_override, limits_view, set_override
 from inflight_settings.limits import HIGHEST_LIMITS, Limits, PartialLimits
 
 WAIT_SECONDS = 30.0

@@ -11,10 +11,10 @@ import click
 from inflight_base.kube.kinds import object_path
 from inflight_base.manifest.names import ENGINE_CONTAINER
 from inflight_base.recording import compressor, packed
-from inflight_kubectl.cluster import Cluster, Json, Target, cluster_options, service_argument
+from inflight_kubectl.access.cluster import Cluster, Json, Target, cluster_options, service_argument
+from inflight_kubectl.access.resources import Service
+from inflight_kubectl.engines.recordings import Header, parts_of
 from inflight_kubectl.output import Problem, json_option, print_json
-from inflight_kubectl.recordings import Header, parts_of
-from inflight_kubectl.resources import Service
 
 OPERATOR_CONTAINER = "operator"
 
@@ -86,7 +86,7 @@ COMMAND = record
 
 
 def _from_operator(cluster: Cluster, service: Service, path: Path) -> Fetched:
-    from inflight_kubectl.operators import arguments, operators
+    from inflight_kubectl.access.operators import arguments, operators
 
     key = f"{service.namespace}/{service.name}"
     found = operators(cluster)
@@ -104,7 +104,7 @@ def _from_operator(cluster: Cluster, service: Service, path: Path) -> Fetched:
     pod = _leader(cluster, deployment)
 
     def run(*command: str) -> Iterator[bytes]:
-        from inflight_kubectl.remote import output_of
+        from inflight_kubectl.access.remote import output_of
 
         return output_of(cluster.connection, namespace, pod, OPERATOR_CONTAINER, *command)
 
@@ -142,7 +142,7 @@ def _write_rounds(path: Path, files: list[Iterator[tuple[str, bytes]]], service:
 
 def _leader(cluster: Cluster, deployment: Json) -> str:
     """Returns the name of the leader's pod, which records: the holder of the Lease."""
-    from inflight_kubectl.operators import OPERATOR_SELECTOR, lease_path
+    from inflight_kubectl.access.operators import OPERATOR_SELECTOR, lease_path
 
     namespace, path = deployment["metadata"]["namespace"], lease_path(deployment)
     if path is not None:
@@ -163,7 +163,7 @@ def _folder(arguments: list[str]) -> str | None:
 
 
 def _off(deployment: Json, services: str) -> Problem:
-    from inflight_kubectl.operators import upgrade_command
+    from inflight_kubectl.access.operators import upgrade_command
 
     options = ("--set recordDecisions.enabled=true", f"--set 'recordDecisions.services={{{services}}}'")
     return Problem(
@@ -173,7 +173,7 @@ def _off(deployment: Json, services: str) -> Problem:
 
 
 def _from_engine(cluster: Cluster, service: Service, path: Path) -> Fetched:
-    from inflight_kubectl.remote import output_of
+    from inflight_kubectl.access.remote import output_of
 
     pods = [pod for pod in cluster.pods(service) if pod.serves]
     if not pods:

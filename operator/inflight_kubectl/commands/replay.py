@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
+from inflight_kubectl.engines.recordings import Kind, kind_of
 from inflight_kubectl.output import Problem
-from inflight_kubectl.recordings import Kind, kind_of
 
 PROGRAMS: dict[Kind, tuple[str, str, str]] = {
     "operator": ("inflight-simulate", "replay-decisions", "simulator"),

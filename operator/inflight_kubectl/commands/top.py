@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import click
 
-from inflight_kubectl.cluster import Target, cluster_options
+from inflight_kubectl.access.cluster import Target, cluster_options
 from inflight_kubectl.output import Problem, console, json_option, print_json
 
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import click
 
-from inflight_kubectl.cluster import Target, cluster_options, service_argument
+from inflight_kubectl.access.cluster import Target, cluster_options, service_argument
 from inflight_kubectl.output import console, json_option, print_json
 
 
@@ -30,8 +30,8 @@ def why(service: str, target: Target, as_json: bool) -> None:
     operator add or remove a replica or move a limit, and the last decisions with their numbers. For a service
     behind the gateway also: requests that the gateway holds, and where it sent the last ones and why.
     """
-    from inflight_kubectl.events import pod_events
-    from inflight_kubectl.gateway_view import gateway_view
+    from inflight_kubectl.access.events import pod_events
+    from inflight_kubectl.engines.gateway_view import gateway_view
     from inflight_kubectl.why.report import explain
 
     cluster = target.connect()

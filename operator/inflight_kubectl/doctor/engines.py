@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from inflight_base.manifest.engines import INFLIGHT, VLLM, EngineType
 from inflight_base.page.reader import PageError
-from inflight_kubectl.cluster import Cluster
+from inflight_kubectl.access.cluster import Cluster
+from inflight_kubectl.access.operators import upgrade_of_operator
+from inflight_kubectl.access.resources import Service
 from inflight_kubectl.doctor.result import Result, fail, ok, warn
-from inflight_kubectl.engine_metrics import metrics_port, page_text
-from inflight_kubectl.operators import upgrade_of_operator
+from inflight_kubectl.engines.engine_metrics import metrics_port, page_text
 from inflight_kubectl.output import Problem
-from inflight_kubectl.resources import Service
 
 _INFO = re.compile(r"^inflight_plugin_info\{(.*)\} 1", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -28,7 +28,7 @@ def check_engines(cluster: Cluster) -> Iterator[Result]:
 def _engines_of(cluster: Cluster, service: Service) -> Iterator[Result]:
     import httpx
 
-    from inflight_kubectl.engine_access import forward_to_pod
+    from inflight_kubectl.engines.engine_access import forward_to_pod
 
     name = f"engines of {service.namespace}/{service.name}"
     tuning = service.condition("TuningActive")

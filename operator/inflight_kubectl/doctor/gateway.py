@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from inflight_kubectl.api_keys import keys_secret
-from inflight_kubectl.api_problems import ApiProblem
-from inflight_kubectl.cluster import Cluster
+from inflight_kubectl.access.api_keys import keys_secret
+from inflight_kubectl.access.api_problems import ApiProblem
+from inflight_kubectl.access.cluster import Cluster
+from inflight_kubectl.access.key_store import keys_by_secret
+from inflight_kubectl.access.resources import Service
 from inflight_kubectl.doctor.result import Result, fail, ok, warn
-from inflight_kubectl.gateways import behind_gateway, no_gateway, ready_gateways
-from inflight_kubectl.key_store import keys_by_secret
-from inflight_kubectl.resources import Service
+from inflight_kubectl.engines.gateways import behind_gateway, no_gateway, ready_gateways
 
 
 def check_gateway(cluster: Cluster) -> Iterator[Result]:

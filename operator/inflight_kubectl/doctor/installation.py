@@ -10,11 +10,11 @@ from typing import Any
 
 from inflight_base.kube.kinds import object_path
 from inflight_base.manifest.names import GROUP, KIND, PLURAL
-from inflight_kubectl.api_problems import ApiProblem
-from inflight_kubectl.cluster import Cluster, Json
+from inflight_kubectl.access.api_problems import ApiProblem
+from inflight_kubectl.access.cluster import Cluster, Json
+from inflight_kubectl.access.operators import OPERATOR_SELECTOR, lease_path, operators, upgrade_command
+from inflight_kubectl.access.pods import moment
 from inflight_kubectl.doctor.result import Result, fail, ok, warn
-from inflight_kubectl.operators import OPERATOR_SELECTOR, lease_path, operators, upgrade_command
-from inflight_kubectl.pods import moment
 
 LEAST_MINOR = 30
 """Minimum minor version of Kubernetes: the resource's validation needs optionalOldSelf."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from inflight_kubectl.api_problems import ApiProblem
-from inflight_kubectl.cluster import Cluster, Json
+from inflight_kubectl.access.api_problems import ApiProblem
+from inflight_kubectl.access.cluster import Cluster, Json
 from inflight_kubectl.doctor.result import Result, ok, warn
 
 API = "/apis/monitoring.coreos.com/v1"

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from inflight_base.manifest.names import GROUP
-from inflight_kubectl.api_keys import keys_secret
-from inflight_kubectl.api_problems import ApiProblem
-from inflight_kubectl.cluster import Cluster, Json
+from inflight_kubectl.access.api_keys import keys_secret
+from inflight_kubectl.access.api_problems import ApiProblem
+from inflight_kubectl.access.cluster import Cluster, Json
+from inflight_kubectl.access.operators import arguments, operators, upgrade_command
 from inflight_kubectl.doctor.result import Result, fail, ok, warn
-from inflight_kubectl.operators import arguments, operators, upgrade_command
 
 Access = tuple[str, str, str]
 """Verb, API group, and resource, with its subresource after a slash."""

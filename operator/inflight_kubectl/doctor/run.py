@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from inflight_kubectl.api_problems import ApiProblem, UnreachableProblem
-from inflight_kubectl.cluster import Cluster
+from inflight_kubectl.access.api_problems import ApiProblem, UnreachableProblem
+from inflight_kubectl.access.cluster import Cluster
 from inflight_kubectl.doctor.engines import check_engines
 from inflight_kubectl.doctor.gateway import check_gateway
 from inflight_kubectl.doctor.installation import check_cluster, check_crd, check_operator

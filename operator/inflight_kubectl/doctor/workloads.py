@@ -7,12 +7,12 @@ from datetime import UTC, datetime, timedelta
 
 from inflight_base.manifest.names import MODEL_CONTAINER, PLUGIN_CONTAINER, SERVICE_LABEL
 from inflight_base.manifest.units import parse_quantity
-from inflight_kubectl.cluster import Cluster, Json
+from inflight_kubectl.access.cluster import Cluster, Json
+from inflight_kubectl.access.events import Event
+from inflight_kubectl.access.operators import upgrade_command, upgrade_of_operator
+from inflight_kubectl.access.resources import Service
 from inflight_kubectl.doctor.monitoring import PART
 from inflight_kubectl.doctor.result import Result, fail, ok, warn
-from inflight_kubectl.events import Event
-from inflight_kubectl.operators import upgrade_command, upgrade_of_operator
-from inflight_kubectl.resources import Service
 
 _IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 _INIT_IMAGES = {

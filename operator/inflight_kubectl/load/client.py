@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 
-from inflight_kubectl.answers import Answer, AnswerError, EventReader, refusal
+from inflight_kubectl.load.answers import Answer, AnswerError, EventReader, refusal
 
 if TYPE_CHECKING:
     from aiohttp.connector import Connection

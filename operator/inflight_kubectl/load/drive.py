@@ -9,12 +9,12 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from inflight_kubectl.answers import Answer, AnswerError
+from inflight_kubectl.load.answers import Answer, AnswerError
 from inflight_kubectl.load.client import Client, DisconnectedError
 from inflight_kubectl.load.shape import Draw, Shape, draws
 
 if TYPE_CHECKING:
-    from inflight_kubectl.engine_access import PortForward
+    from inflight_kubectl.engines.engine_access import PortForward
 
 WARM, WARM_AT_RATE = 64, 16
 """Maximum connections opened before the load starts; at a rate most of the clients may never be needed."""

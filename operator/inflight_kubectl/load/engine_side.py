@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from inflight_base.page import reader
 from inflight_base.page.histogram import summed
 from inflight_base.page.reader import PageError, PageReader
-from inflight_kubectl.cluster import Cluster
+from inflight_kubectl.access.cluster import Cluster
+from inflight_kubectl.access.pods import Pod
 from inflight_kubectl.output import Problem
-from inflight_kubectl.pods import Pod
 
 _READER = PageReader((reader.RUNNING,), (reader.TTFT,))
 
@@ -33,8 +33,8 @@ def read_totals(cluster: Cluster, pods: Sequence[Pod]) -> TtftTotals | None:
     """Reads the totals of the serving pods; None if one of them cannot be read."""
     import httpx
 
-    from inflight_kubectl.engine_access import forward_to_pod
-    from inflight_kubectl.engine_metrics import known_page, metrics_port
+    from inflight_kubectl.engines.engine_access import forward_to_pod
+    from inflight_kubectl.engines.engine_metrics import known_page, metrics_port
 
     serving = [pod for pod in pods if pod.serves]
     found = []

@@ -10,7 +10,7 @@ from textual.message import Message
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from inflight_kubectl.feed import View
+from inflight_kubectl.engines.feed import View
 from inflight_kubectl.top.services_screen import ServicesScreen
 from inflight_kubectl.top.source import Source
 from inflight_kubectl.top.widgets import LiveScreen

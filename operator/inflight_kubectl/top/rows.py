@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from inflight_kubectl.engine_metrics import Figures
+from inflight_kubectl.access.pods import Pod
+from inflight_kubectl.access.resources import Decision, Service
+from inflight_kubectl.engines.engine_metrics import Figures
 from inflight_kubectl.output import age, latency
-from inflight_kubectl.pods import Pod
-from inflight_kubectl.resources import Decision, Service
 
 Tone = Literal["", "good", "warn", "bad", "dim"]
 """Colour of a cell. Each colour is also expressed by a word or a sign in the cell."""

@@ -16,10 +16,10 @@ from textual.containers import VerticalScroll
 from textual.message import Message
 from textual.widgets import Footer, Static
 
-from inflight_kubectl.engine_metrics import Figures
+from inflight_kubectl.access.pods import Pod
+from inflight_kubectl.access.resources import Queue, Service
+from inflight_kubectl.engines.engine_metrics import Figures
 from inflight_kubectl.output import age, described
-from inflight_kubectl.pods import Pod
-from inflight_kubectl.resources import Queue, Service
 from inflight_kubectl.top.rows import Cell, against, pod_cells, pod_columns, replicas, share
 from inflight_kubectl.top.summary import STYLES
 from inflight_kubectl.top.widgets import Banner, Grid, LiveScreen, away, clock, title_line

@@ -10,8 +10,8 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Input, Static
 
+from inflight_kubectl.access.resources import Service
 from inflight_kubectl.output import age, latency
-from inflight_kubectl.resources import Service
 from inflight_kubectl.top.rows import SORTS, arranged, columns, decision_text, is_wide, service_cells
 from inflight_kubectl.top.summary import counts
 from inflight_kubectl.top.widgets import Banner, Grid, LiveScreen, ServiceGrid, away, clock, title_line

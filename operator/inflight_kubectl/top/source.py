@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from inflight_kubectl.cluster import Cluster
-from inflight_kubectl.engine_metrics import EngineReader
-from inflight_kubectl.events import Event, pod_events
-from inflight_kubectl.feed import ServiceFeed, View
-from inflight_kubectl.gateway_view import GatewayView, gateway_view
-from inflight_kubectl.pods import Pod
-from inflight_kubectl.resources import Service
+from inflight_kubectl.access.cluster import Cluster
+from inflight_kubectl.access.events import Event, pod_events
+from inflight_kubectl.access.pods import Pod
+from inflight_kubectl.access.resources import Service
+from inflight_kubectl.engines.engine_metrics import EngineReader
+from inflight_kubectl.engines.feed import ServiceFeed, View
+from inflight_kubectl.engines.gateway_view import GatewayView, gateway_view
 
 
 class Source:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+from inflight_kubectl.access.resources import Service
 from inflight_kubectl.output import plain_table
-from inflight_kubectl.resources import Service
 from inflight_kubectl.top.rows import columns, service_cells
 
 STYLES = {"": "", "good": "green", "warn": "yellow", "bad": "bold red", "dim": "dim"}

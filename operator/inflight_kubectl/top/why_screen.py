@@ -11,8 +11,8 @@ from textual.containers import VerticalScroll
 from textual.screen import Screen
 from textual.widgets import Footer, Static
 
+from inflight_kubectl.access.resources import Service
 from inflight_kubectl.output import Problem
-from inflight_kubectl.resources import Service
 from inflight_kubectl.top.widgets import clock, title_line
 from inflight_kubectl.why.report import explain
 from inflight_kubectl.why.text import rendered

@@ -13,7 +13,7 @@ from textual.coordinate import Coordinate
 from textual.screen import Screen
 from textual.widgets import DataTable, Static
 
-from inflight_kubectl.feed import View
+from inflight_kubectl.engines.feed import View
 from inflight_kubectl.output import age
 from inflight_kubectl.top.rows import Cell, Column
 from inflight_kubectl.top.summary import STYLES

@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from inflight_base.manifest import defaults
+from inflight_kubectl.access.resources import Decision, Service
 from inflight_kubectl.output import latency
-from inflight_kubectl.resources import Decision, Service
 
 
 def prospects(service: Service, now: datetime) -> tuple[str, ...]:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from inflight_kubectl.events import Event
-from inflight_kubectl.gateway_view import GatewayView
-from inflight_kubectl.pods import Pod
-from inflight_kubectl.resources import Condition, Decision, Service
+from inflight_kubectl.access.events import Event
+from inflight_kubectl.access.pods import Pod
+from inflight_kubectl.access.resources import Condition, Decision, Service
+from inflight_kubectl.engines.gateway_view import GatewayView
 from inflight_kubectl.why.prospects import prospects
 from inflight_kubectl.why.waits import waits
 

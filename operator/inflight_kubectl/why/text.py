@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from inflight_kubectl.gateway_view import GatewayView, PickedRequest
+from inflight_kubectl.engines.gateway_view import GatewayView, PickedRequest
 from inflight_kubectl.output import age, latency
 from inflight_kubectl.why.report import Report, Statement
 

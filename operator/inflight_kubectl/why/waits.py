@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from inflight_kubectl.events import Event
+from inflight_kubectl.access.events import Event
+from inflight_kubectl.access.pods import Pod
+from inflight_kubectl.access.resources import Service
 from inflight_kubectl.output import age
-from inflight_kubectl.pods import Pod
-from inflight_kubectl.resources import Service
 
 MAX_PODS = 8
 """Maximum number of pods listed individually."""

@@ -12,7 +12,7 @@ from inflight_base.kube.client import KubeApi
 from inflight_base.kube.kinds import Selection
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import SLICE_OF_LABEL
-from inflight_operator.keys import GATEWAY_KEY_SECRET_NAME, LiveGatewayKey
+from inflight_operator.keys import LiveGatewayKey
 from inflight_operator.observe.cache import ENDPOINTS
 from inflight_operator.observe.gateway import GatewayReader
 
@@ -41,7 +41,7 @@ class LiveGateway(GatewayReader):
             return await api.list(Selection(ENDPOINTS, namespace, f"{SLICE_OF_LABEL}={name}"))
 
         super().__init__(http, slices, held, lambda: self._key.current.keys, moved)
-        self._key = LiveGatewayKey(api, namespace, GATEWAY_KEY_SECRET_NAME)
+        self._key = LiveGatewayKey(api, namespace, f"{name}-key")
 
     def tenant_keys(self, key: ServiceKey, uid: str) -> tuple[str, ...]:
         """Returns the tenant keys of the service with this uid; `read_key` must have succeeded once."""

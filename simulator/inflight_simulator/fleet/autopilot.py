@@ -25,7 +25,7 @@ from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.control import scraped
 from inflight_simulator.fleet.fleet import Fleet
 from inflight_simulator.fleet.gateway import SERVICE, Gateway
-from inflight_simulator.fleet.pods import Pod
+from inflight_simulator.fleet.replicas.pods import Pod
 from inflight_simulator.fleet.service import manifest_of
 
 INTERVAL_S = 3.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from inflight_operator.observe.metrics import Sample
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.fleet import Fleet
-from inflight_simulator.fleet.pods import Pod
+from inflight_simulator.fleet.replicas.pods import Pod
 from inflight_simulator.fleet.view import FleetView, PodState, Scaler
 
 

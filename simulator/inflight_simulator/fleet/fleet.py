@@ -9,12 +9,12 @@ from typing import Any
 from inflight_settings.limits import LimitsInForce
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.gateway import Gateway
-from inflight_simulator.fleet.meter import Meter
-from inflight_simulator.fleet.noise import Noise
 from inflight_simulator.fleet.outcome import ReplicaCount
-from inflight_simulator.fleet.pods import Pod, first_to_go
-from inflight_simulator.fleet.replica import NEVER, Replica, scheduler_config
-from inflight_simulator.fleet.request_states import RequestStates
+from inflight_simulator.fleet.replicas.meter import Meter
+from inflight_simulator.fleet.replicas.noise import Noise
+from inflight_simulator.fleet.replicas.pods import Pod, first_to_go
+from inflight_simulator.fleet.replicas.replica import NEVER, Replica, scheduler_config
+from inflight_simulator.fleet.replicas.request_states import RequestStates
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.routing import Router
 

@@ -29,8 +29,8 @@ from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.keys import KeyTables
 from inflight_gateway.types import Endpoint, EngineSample, Finished, Pick, Refusal, RequestView
 from inflight_simulator.fleet.config import FleetConfig
-from inflight_simulator.fleet.pods import Pod
-from inflight_simulator.fleet.request_states import RequestStates
+from inflight_simulator.fleet.replicas.pods import Pod
+from inflight_simulator.fleet.replicas.request_states import RequestStates
 from inflight_simulator.fleet.service import NAME, NAMESPACE, manifest_of
 
 SCRAPE_S = 1.0

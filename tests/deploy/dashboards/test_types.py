@@ -6,7 +6,7 @@ import pytest
 
 from tests.deploy.dashboards.checked import DASHBOARDS
 from tests.deploy.dashboards.typecheck import problems
-from tools.localcluster import packages
+from tools.localcluster.programs import packages
 
 pytestmark = [
     pytest.mark.slow,

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from deploy.dashboards.dashboard import OF_PROMETHEUS
-from tools.localcluster import ClusterError, packages
+from tools.localcluster import ClusterError
 from tools.localcluster.files import write_whole
+from tools.localcluster.programs import packages
 
 FOLDER = Path(__file__).with_name("schema")
 

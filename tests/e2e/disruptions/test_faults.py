@@ -9,8 +9,9 @@ import pytest
 from e2e.disruptions import metrics_page
 from e2e.disruptions.faulty_page import redirect
 from e2e.disruptions.load import parse_connections
-from tools.localcluster import machine, packages
+from tools.localcluster import machine
 from tools.localcluster.commands import output
+from tools.localcluster.programs import packages
 
 ENTRIES = """\
 ipv4     2 tcp      6 431998 ESTABLISHED src=10.244.0.9 dst=10.96.1.2 sport=41000 dport=80 src=10.244.0.4 \

@@ -7,8 +7,8 @@ import torch
 
 from inflight_engine.execution.device import choose_device, choose_dtype, device_failed
 from inflight_engine.execution.load import is_in_kernels
-from inflight_engine.models.config import load_model_config
-from inflight_engine.models.source import resolve
+from inflight_engine.models.checkpoints.config import load_model_config
+from inflight_engine.models.checkpoints.source import resolve
 from inflight_engine.native.library import library
 from inflight_settings.engine import EngineConfig
 

@@ -9,8 +9,8 @@ from inflight_engine.execution.attention.base import AttentionSpec
 from inflight_engine.execution.attention.cpu_native import CpuNativeBackend
 from inflight_engine.execution.attention.torch_sdpa import TorchSdpaBackend
 from inflight_engine.execution.host_cache import HostCache
-from inflight_engine.models.config import DecoderConfig, load_model_config
-from inflight_engine.models.source import resolve
+from inflight_engine.models.checkpoints.config import DecoderConfig, load_model_config
+from inflight_engine.models.checkpoints.source import resolve
 from inflight_engine.request import SamplingParams
 from tests.engine.execution.driver import Driver
 from tests.engine.execution.tiny_model import SWAP_SPACE, make_model, prompts_for, tiny_runner

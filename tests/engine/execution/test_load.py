@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from inflight_engine.execution.load import kept_formats, load_config, load_model
+from inflight_engine.models.checkpoints.source import ModelFiles
 from inflight_engine.models.linear import NONE_KEPT
 from inflight_engine.models.parallel import ALONE
-from inflight_engine.models.source import ModelFiles
 from inflight_settings.engine import EngineConfig
 from tests.engine.execution.tiny_model import make_model
 from tests.engine.models.packed_checkpoint import awq, write_checkpoint

@@ -13,8 +13,8 @@ from inflight_engine.execution.memory_profile import (
     largest_batch,
     run_largest_step,
 )
+from inflight_engine.models.checkpoints.source import resolve
 from inflight_engine.models.parallel import ALONE
-from inflight_engine.models.source import resolve
 from inflight_settings.engine import EngineConfig
 from tests.engine.execution.padded_backend import PaddedBackend
 from tests.engine.execution.sampling.gumbel import PlainSampler

@@ -21,12 +21,12 @@ from inflight_engine.execution.parallel.plan_frames import PlanDecoder, PlanEnco
 from inflight_engine.execution.parallel.process_group import TorchDistributed
 from inflight_engine.execution.parallel.ranks import make_runner
 from inflight_engine.execution.parallel.worker import serve
-from inflight_engine.models.config import load_model_config
+from inflight_engine.models.checkpoints.config import load_model_config
+from inflight_engine.models.checkpoints.source import ModelFiles
+from inflight_engine.models.checkpoints.weights import open_weights
 from inflight_engine.models.llama import LlamaModel
 from inflight_engine.models.ops import TorchOps
 from inflight_engine.models.parallel import ALONE
-from inflight_engine.models.source import ModelFiles
-from inflight_engine.models.weights import open_weights
 from inflight_engine.request import SamplingParams
 from inflight_engine.scheduling.plan import SlotStart
 from inflight_settings.engine import EngineConfig

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from inflight_engine.execution.build import make_batch_invariant
-from inflight_engine.models.shape import ModelShape
-from inflight_engine.models.transformers_config import TransformersConfig
+from inflight_engine.models.checkpoints.shape import ModelShape
+from inflight_engine.models.checkpoints.transformers_config import TransformersConfig
 from inflight_engine.request import SamplingParams
 from inflight_settings.engine import EngineConfig
 from tests.engine.execution.driver import Driver

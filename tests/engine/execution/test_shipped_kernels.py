@@ -37,7 +37,7 @@ from inflight_engine.execution.attention.base import AttentionBatch, AttentionSp
 from inflight_engine.execution.attention.triton_paged import TritonBackend
 from inflight_engine.execution.sampling.device_sampler import DeviceSampler
 from inflight_engine.models.parallel import ALONE
-from inflight_engine.models.source import ModelFiles
+from inflight_engine.models.checkpoints.source import ModelFiles
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
 load._operators = lambda config, device: TritonOps()

@@ -125,8 +125,10 @@ def test_products_with_weights_of_4_bits_compile_to_tensor_cores(architecture, t
     )
 
 
-TABLE = {"numbers": "*fp64", "integers": "*i64", "bias_tokens": "*i32", "bias_values": "*fp32", "met": "*i16"}
-ROWS = {"logits": "*fp32", "slots": "*i64", "peaks": "*fp32", "stride": "i32", "vocab_size": "i32"} | TABLE
+BIASES = {"integers": "*i64", "bias_tokens": "*i32", "bias_values": "*fp32", "unbiased": "*fp32"}
+BIASED = {"logits": "*fp32", "slots": "*i64", "stride": "i32"}
+PEAKS = BIASED | {"peaks": "*fp32", "vocab_size": "i32", "numbers": "*fp64", "met": "*i16"}
+ROWS = PEAKS | {"integers": "*i64"}
 SEARCH = {"histograms": "*i64", "states": "*i64", "num_rows": "i32", "digit": "i32"}
 TOP_K = {"top_k_histograms": "*i64", "top_k_states": "*i64"}
 TOP_P = {"top_p_histograms": "*i64", "top_p_states": "*i64"}
@@ -138,7 +140,9 @@ SEARCHED = SPLIT | {"PADDED_SPLITS": 32, "BITS": gumbel_triton._BITS}
 @pytest.mark.parametrize(
     ("kernel", "signature", "constants"),
     [
-        (triton_logits.peak_kernel, ROWS, SPLIT),
+        (triton_logits.bias_kernel, BIASED | BIASES, {"RESTORE": False, "BLOCK": gumbel_triton._BIASES}),
+        (triton_logits.bias_kernel, BIASED | BIASES, {"RESTORE": True, "BLOCK": gumbel_triton._BIASES}),
+        (triton_logits.peak_kernel, PEAKS, SPLIT),
         (triton_filters.top_k_kernel, ROWS | SEARCH, SEARCHED),
         (triton_filters.top_p_kernel, ROWS | TOP_K | SEARCH, SEARCHED),
         (
@@ -165,7 +169,7 @@ SEARCHED = SPLIT | {"PADDED_SPLITS": 32, "BITS": gumbel_triton._BITS}
             {"BLOCK": triton_mask._BLOCK},
         ),
     ],
-    ids=["peak", "top_k", "top_p", "pick", "combine", "count", "mask"],
+    ids=["bias", "restore", "peak", "top_k", "top_p", "pick", "combine", "count", "mask"],
 )
 def test_sampling_compiles(kernel, signature, constants):
     compile_kernel(kernel, 90, signature, constants, num_warps=gumbel_triton._WARPS, enable_fp_fusion=False)

@@ -19,6 +19,7 @@ FIXED = {
     int4_matmul.int4_matmul_kernel: {"N", "K", "a_stride"},
     int4_matmul.int4_dequantize_kernel: {"N", "K"},
     invariant_matmul.matmul_kernel: {"N", "K", "a_stride_m", "a_stride_k", "b_stride_k", "b_stride_n"},
+    triton_logits.bias_kernel: {"stride"},
     triton_logits.peak_kernel: {"stride", "vocab_size"},
     triton_filters.top_k_kernel: {"stride", "vocab_size"},
     triton_filters.top_p_kernel: {"stride", "vocab_size"},
@@ -32,6 +33,7 @@ TENSORS = {
     *("queries", "keys", "values", "cache", "slots", "block_table", "context_lens", "query_tiles", "out", "partials"),
     *("partial_stats", "x", "residual", "weight", "normed", "qkv", "positions", "table", "query_norm", "key_norm"),
     *("gate_up", "mixed", "a", "b", "bias", "c", "logits", "numbers", "integers", "bias_tokens", "bias_values", "met"),
+    "unbiased",
     *("peaks", "histograms", "states", "top_k_histograms", "top_k_states", "top_p_histograms", "top_p_states"),
     *("scores", "tokens", "chosen", "token_ids", "kv_scales", "rows", "scales", "packed", "zeros", "weights"),
 }
@@ -41,6 +43,10 @@ TENSORS = {
 def test_a_kernel_is_specialised_on_nothing_that_changes_from_step_to_step(kernel):
     specialised = {each.name for each in kernel.params if not each.is_constexpr and not each.do_not_specialize}
     assert specialised - TENSORS == FIXED[kernel]
+
+
+def test_biases_are_read_once_in_a_step_and_not_by_each_search_for_a_threshold():
+    assert [kernel.__name__ for kernel in FIXED if "bias_tokens" in kernel.arg_names] == ["bias_kernel"]
 
 
 @pytest.mark.parametrize("kernel", [kernel for kernel in FIXED if "kv_scales" in kernel.arg_names])

@@ -9,8 +9,8 @@ from llguidance import LLMatcher, LLTokenizer
 from inflight_engine.formats.grammar import calls_grammar, text_or_calls_grammar
 from inflight_engine.formats.schemas import MAX_BYTES
 from inflight_engine.formats.table import FORMATS
-from inflight_engine.models.source import resolve
-from inflight_engine.models.tokenizer import load_tokenizer
+from inflight_engine.models.checkpoints.source import resolve
+from inflight_engine.models.tokens.tokenizer import load_tokenizer
 from tests.engine.formats.answers import CASES, SCHEMAS
 
 TOOLS = [

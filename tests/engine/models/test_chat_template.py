@@ -2,8 +2,8 @@
 
 import pytest
 
-from inflight_engine.models.chat_template import ChatTemplate
-from inflight_engine.models.conversation import Conversation
+from inflight_engine.models.tokens.chat_template import ChatTemplate
+from inflight_engine.models.tokens.conversation import Conversation
 
 MESSAGES = [{"role": "user", "content": "<b>"}]
 

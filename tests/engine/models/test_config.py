@@ -2,8 +2,13 @@
 
 import pytest
 
-from inflight_engine.models.config import RopeConfig, UnsupportedModelError, config_from_hf, load_model_config
-from inflight_engine.models.source import ModelFiles, resolve
+from inflight_engine.models.checkpoints.config import (
+    RopeConfig,
+    UnsupportedModelError,
+    config_from_hf,
+    load_model_config,
+)
+from inflight_engine.models.checkpoints.source import ModelFiles, resolve
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

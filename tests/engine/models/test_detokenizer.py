@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
-from inflight_engine.models.detokenizer import WindowDetokenizer
-from inflight_engine.models.source import resolve
-from inflight_engine.models.tokenizer import Tokenizer, load_tokenizer
+from inflight_engine.models.checkpoints.source import resolve
+from inflight_engine.models.tokens.detokenizer import WindowDetokenizer
+from inflight_engine.models.tokens.tokenizer import Tokenizer, load_tokenizer
 
 
 def sentencepiece_like():

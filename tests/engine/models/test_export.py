@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from inflight_engine.cli import main
-from inflight_engine.models.config import load_model_config
-from inflight_engine.models.conversation import Conversation
-from inflight_engine.models.source import resolve
-from inflight_engine.models.tokenizer import load_tokenizer
-from inflight_engine.models.weights import open_weights
+from inflight_engine.models.checkpoints.config import load_model_config
+from inflight_engine.models.checkpoints.source import resolve
+from inflight_engine.models.checkpoints.weights import open_weights
+from inflight_engine.models.tokens.conversation import Conversation
+from inflight_engine.models.tokens.tokenizer import load_tokenizer
 
 SOURCE = "builtin://smollm2"
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inflight_engine.models.config import load_model_config
-from inflight_engine.models.fp8_weights import Fp8Weights
+from inflight_engine.models.checkpoints.config import load_model_config
+from inflight_engine.models.checkpoints.fp8_weights import Fp8Weights
+from inflight_engine.models.checkpoints.quantization_scheme import Fp8Scheme
+from inflight_engine.models.checkpoints.source import ModelFiles
+from inflight_engine.models.checkpoints.weights import open_weights
 from inflight_engine.models.matrices import Fp8Matrix
-from inflight_engine.models.quantization_scheme import Fp8Scheme
-from inflight_engine.models.source import ModelFiles
-from inflight_engine.models.weights import open_weights
 from tests.engine.execution.tiny_model import make_model
 
 PROJECTION = "model.layers.0.mlp.down_proj.weight"

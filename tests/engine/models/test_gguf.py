@@ -4,10 +4,10 @@ import gguf
 import numpy as np
 import pytest
 
-from inflight_engine.models.config import load_model_config
-from inflight_engine.models.gguf import GGUFError, TensorInfo, read_gguf
-from inflight_engine.models.source import resolve
-from inflight_engine.models.weights import open_weights
+from inflight_engine.models.checkpoints.config import load_model_config
+from inflight_engine.models.checkpoints.gguf import GGUFError, TensorInfo, read_gguf
+from inflight_engine.models.checkpoints.source import resolve
+from inflight_engine.models.checkpoints.weights import open_weights
 from inflight_engine.native.dequantize import dequantize
 from tests.engine.native.variants import VARIANTS, kernels
 

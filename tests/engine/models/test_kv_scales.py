@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from inflight_engine.models.kv_scales import load_kv_scales
-from inflight_engine.models.source import ModelFiles
+from inflight_engine.models.checkpoints.kv_scales import load_kv_scales
+from inflight_engine.models.checkpoints.source import ModelFiles
 
 FLOAT8 = {"type": "float", "num_bits": 8}
 

@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from inflight_engine.models.config import load_model_config
+from inflight_engine.models.checkpoints.config import load_model_config
+from inflight_engine.models.checkpoints.source import ModelFiles
+from inflight_engine.models.checkpoints.weights import open_weights
 from inflight_engine.models.linear import NONE_KEPT, Fp8Linear, Int4Linear, KeptFormats, LinearMaker, PlainLinear
 from inflight_engine.models.llama import LlamaModel
 from inflight_engine.models.matrices import Fp8Matrix, GroupedMatrix
 from inflight_engine.models.ops import TorchOps
 from inflight_engine.models.parallel import ALONE
-from inflight_engine.models.source import ModelFiles
-from inflight_engine.models.weights import open_weights
 from tests.engine.execution.test_parallel import Causal, Threads
 from tests.engine.execution.tiny_model import make_model
 from tests.engine.models.packed_checkpoint import awq, gptq, pack_quantized, write_checkpoint

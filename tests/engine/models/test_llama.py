@@ -6,12 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from inflight_engine.models.config import load_model_config
+from inflight_engine.models.checkpoints.config import load_model_config
+from inflight_engine.models.checkpoints.source import ModelFiles
+from inflight_engine.models.checkpoints.weights import open_weights
 from inflight_engine.models.llama import LlamaModel
 from inflight_engine.models.ops import TorchOps
 from inflight_engine.models.parallel import SingleProcess
-from inflight_engine.models.source import ModelFiles
-from inflight_engine.models.weights import open_weights
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inflight_engine.models.config import load_model_config
-from inflight_engine.models.source import ModelFiles
-from inflight_engine.models.weights import open_weights
+from inflight_engine.models.checkpoints.config import load_model_config
+from inflight_engine.models.checkpoints.source import ModelFiles
+from inflight_engine.models.checkpoints.weights import open_weights
 from tests.engine.execution.tiny_model import make_model
 from tests.engine.models.packed_checkpoint import KINDS, awq, gptq, to_words, write_checkpoint
 

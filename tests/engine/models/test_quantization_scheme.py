@@ -5,15 +5,15 @@ import json
 import pytest
 
 from inflight_engine.execution.load import load_config
-from inflight_engine.models.config import UnsupportedModelError
-from inflight_engine.models.quantization_scheme import (
+from inflight_engine.models.checkpoints.config import UnsupportedModelError
+from inflight_engine.models.checkpoints.quantization_scheme import (
     SUPPORTED,
     Fp8Scheme,
     PackedScheme,
     UnsupportedQuantizationError,
     read_scheme,
 )
-from inflight_engine.models.source import ModelFiles
+from inflight_engine.models.checkpoints.source import ModelFiles
 from tests.engine.execution.tiny_model import make_model
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}

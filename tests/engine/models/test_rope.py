@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from inflight_engine.models.config import config_from_hf
+from inflight_engine.models.checkpoints.config import config_from_hf
 from inflight_engine.models.rope import rotation_table
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}

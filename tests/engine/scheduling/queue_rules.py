@@ -144,7 +144,7 @@ class QueueRules:
 
     def admitted(self, known: Known, num_tokens: int) -> None:
         """`num_tokens`: that its prefill computes. A prompt counts once, however often it is computed, and that of a
-        continued request not at all: it counted elsewhere."""
+        continued request only for its tenant: for its class it counted elsewhere."""
         name = known.request.scheduling.service_class
         if known.state is RequestState.WAITING:
             if self.is_late(known):
@@ -152,9 +152,9 @@ class QueueRules:
                 self.num_late += 1
             elif any(map(self.is_late, self.waiting[name].values())):
                 self._passed_over[name].append(known.request.num_prompt_tokens)
-        num_counted = 0 if known.num_preemptions or known.continued else num_tokens
+        num_counted = 0 if known.num_preemptions else num_tokens
         for shares, client in self._accounts(known):
-            shares.admitted(client, num_counted)
+            shares.admitted(client, 0 if known.continued and shares is self._classes else num_counted)
 
     def decode_starts(self, known: Known) -> None:
         known.decoding = True

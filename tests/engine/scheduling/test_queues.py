@@ -1,5 +1,7 @@
 """Service classes and requests that resume: what comes before what, whatever the policy."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -62,6 +64,26 @@ class Server:
             self.waiting.decode_ended(each, self.clock)
             self.served[each.scheduling.service_class] += 1
         return self.served
+
+
+def test_fair_charges_a_continued_request_to_its_tenant_and_not_to_its_class():
+    waiting = queues(ServiceClass("a"), ServiceClass("b"), policy="fair")
+    other = request(0, "b", prompt=50)
+    continued, *new = (request(order, "a", prompt=100) for order in range(1, 5))
+    continued.output_token_ids, continued.state, continued.num_preemptions = (
+        np.ones(1, np.int32),
+        RequestState.PREEMPTED,
+        0,
+    )
+    for each, tenant in zip((continued, *new), "xxyy", strict=True):
+        each.scheduling = replace(each.scheduling, tenant=tenant)
+    for each in (other, continued, *new, request(9, "b")):
+        waiting.push(each, 0)
+    for each in (other, continued):
+        waiting.remove(each)
+        waiting.admitted(each, each.num_tokens, 0)
+    assert [waiting.pop(0).order for _ in range(3)] == [3, 4, 2]
+    assert waiting.pop(0).order == 9
 
 
 @pytest.mark.parametrize("state", [RequestState.PREEMPTED, RequestState.SWAPPED])

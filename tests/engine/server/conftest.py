@@ -1,3 +1,6 @@
+import asyncio
+import time
+
 import httpx
 import pytest
 
@@ -25,6 +28,12 @@ def make_fake():
         return Fake(*await connected(server_config(**changes), load=load, tokenizer=tokenizer))
 
     return make
+
+
+@pytest.fixture
+def virtual_clock(monkeypatch):
+    """The monotonic clock is that of the running loop, for tests in virtual time."""
+    monkeypatch.setattr(time, "monotonic", lambda: asyncio.get_running_loop().time())
 
 
 @pytest.fixture(scope="session")

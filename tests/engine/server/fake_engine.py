@@ -19,11 +19,12 @@ from inflight_engine.messages import (
     Finished,
     FlushRecord,
     RecordFlushed,
+    StepCost,
     StepReport,
     StepStats,
 )
-from inflight_engine.models.generation_config import OPENAI_DEFAULTS
-from inflight_engine.models.pooling_config import PoolingConfig
+from inflight_engine.models.checkpoints.generation_config import OPENAI_DEFAULTS
+from inflight_engine.models.checkpoints.pooling_config import PoolingConfig
 from inflight_engine.output import Pooled
 from inflight_engine.request import FinishReason
 from inflight_engine.runner_info import RunnerInfo
@@ -117,13 +118,13 @@ class ByteDetokenizer:
 
 
 class FakeEngine(asyncio.Protocol):
-    """`requests`, `cancels`, `configurations` and `flushes` are what arrived; `report` sends one step.
+    """`requests`, `cancels`, `configurations`, `costs` and `flushes` are what arrived; `report` sends one step.
 
     `answering`: it answers what changes its configuration. `weights`: of service classes, in force.
     """
 
     def __init__(self):
-        self.requests, self.cancels, self.configurations, self.flushes = {}, [], [], 0
+        self.requests, self.cancels, self.configurations, self.costs, self.flushes = {}, [], [], [], 0
         self.answering, self.weights = True, {}
         self._decoder = FrameDecoder.for_engine()
         self._arrived = asyncio.Condition()
@@ -145,6 +146,8 @@ class FakeEngine(asyncio.Protocol):
                     self.weights |= message.class_weights
                     if self.answering:
                         self.send(Configured(message.call_id, message.limits, self.weights))
+                case StepCost():
+                    self.costs.append(message)
                 case FlushRecord():
                     self.flushes += 1
                     self.send(RecordFlushed(message.call_id))

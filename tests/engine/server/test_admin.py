@@ -102,7 +102,7 @@ async def test_change_after_the_engine_died_is_503_at_once(make_fake):
     fake = await make_fake()
     fake.engine.die()
     await until(lambda: fake.service.session.phase is Phase.RESTARTING)
-    answer = await asyncio.wait_for(patch(fake, max_num_seqs=2), 5)
+    answer = await asyncio.wait_for(patch(fake, max_num_seqs=2), 20)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_failed")
 
 

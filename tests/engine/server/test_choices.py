@@ -8,8 +8,11 @@ import pytest
 from inflight_engine.request import FinishReason
 from inflight_engine.server.requests.prepare import seed_for
 from inflight_settings.engine import EngineConfig
+from tests.base.virtual_time import in_virtual_time
 from tests.engine.server.fake_engine import until
 from tests.engine.server.test_requests import events, metrics, usage
+
+pytestmark = pytest.mark.usefixtures("virtual_clock")
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 SCOPE = {
@@ -35,6 +38,7 @@ def prompt_of(request):
     return bytes(request.prompt_token_ids[::4])
 
 
+@in_virtual_time
 async def test_n_answers_come_in_order_of_their_index_and_the_prompt_counts_once(make_fake):
     fake = await make_fake()
     call = start(fake, n=3)
@@ -46,6 +50,7 @@ async def test_n_answers_come_in_order_of_their_index_and_the_prompt_counts_once
     assert answer["usage"] == usage(5, 6)
 
 
+@in_virtual_time
 async def test_prompts_times_n_are_indexed_prompt_by_prompt(make_fake):
     fake = await make_fake()
     call = asyncio.create_task(fake.post("/v1/completions", prompt=["ab", "cde"], n=2, echo=False))
@@ -58,6 +63,7 @@ async def test_prompts_times_n_are_indexed_prompt_by_prompt(make_fake):
     assert answer["usage"] == usage(5, 4)
 
 
+@in_virtual_time
 async def test_lists_of_token_ids_are_prompts(make_fake):
     fake = await make_fake()
     call = asyncio.create_task(fake.post("/v1/completions", prompt=[[1, 2], [3]]))
@@ -69,6 +75,7 @@ async def test_lists_of_token_ids_are_prompts(make_fake):
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/generate"])
+@in_virtual_time
 async def test_sample_i_takes_seed_plus_i(make_fake, path):
     fake = await make_fake()
     call = start(fake, path, n=3, seed=2**63 - 2, temperature=0, **(CHAT if "chat" in path else {}))
@@ -79,6 +86,7 @@ async def test_sample_i_takes_seed_plus_i(make_fake, path):
     assert len((await call).json()["choices"]) == 3
 
 
+@in_virtual_time
 async def test_without_a_seed_samples_have_different_streams(make_fake):
     fake = await make_fake()
     call = start(fake, n=4)
@@ -99,6 +107,7 @@ async def drawn_seeds(make_fake, **fields):
     return [each.sampling.seed for each in requests.values()]
 
 
+@in_virtual_time
 async def test_each_start_of_an_engine_draws_other_streams_unless_a_seed_is_set(make_fake):
     first, second = [await drawn_seeds(make_fake) for _ in range(2)]
     assert not {*first} & {*second}
@@ -106,6 +115,7 @@ async def test_each_start_of_an_engine_draws_other_streams_unless_a_seed_is_set(
     assert first == second == [seed_for(7, 0), seed_for(7, 1)]
 
 
+@in_virtual_time
 async def test_chat_stream_interleaves_choices_each_with_role_and_end(make_fake):
     fake = await make_fake()
     call = start(fake, "/v1/chat/completions", n=2, stream=True, stream_options={"include_usage": True}, **CHAT)
@@ -130,6 +140,7 @@ async def test_chat_stream_interleaves_choices_each_with_role_and_end(make_fake)
         assert (last["delta"], last["finish_reason"]) == ({}, reason)
 
 
+@in_virtual_time
 async def test_each_choice_has_its_own_stop_strings(make_fake):
     fake = await make_fake()
     call = start(fake, n=2, stop="END")
@@ -144,6 +155,7 @@ async def test_each_choice_has_its_own_stop_strings(make_fake):
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@in_virtual_time
 async def test_one_failed_choice_fails_the_answer_and_ends_the_others(make_fake, stream):
     fake = await make_fake()
     call = start(fake, n=3, stream=stream)
@@ -162,6 +174,7 @@ async def test_one_failed_choice_fails_the_answer_and_ends_the_others(make_fake,
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@in_virtual_time
 async def test_client_that_leaves_ends_all_its_choices(make_fake, stream):
     fake = await make_fake()
     body = json.dumps({"prompt": "hello", "n": 3, "stream": stream}).encode()
@@ -182,13 +195,14 @@ async def test_client_that_leaves_ends_all_its_choices(make_fake, stream):
     fake.engine.report(admitted=[(0, 0)], tokens={0: ord("a")})
     await until(lambda: fake.service.counts.generation_tokens == 1)
     left.set()
-    await asyncio.wait_for(serving, 5)
+    await asyncio.wait_for(serving, 60)
     await until(lambda: not len(fake.service.registry))
     assert {(c.request_id, c.reason) for c in fake.engine.cancels} == {(i, FinishReason.ABORT) for i in range(3)}
     assert not any(b"[DONE]" in message.get("body", b"") for message in sent)
     assert (await metrics(fake))["inflight_requests_cancelled_total"] == 3
 
 
+@in_virtual_time
 async def test_call_whose_choices_do_not_fit_the_queue_is_refused_whole(make_fake):
     fake = await make_fake(max_queued_requests=4)
     first = start(fake, n=3)
@@ -207,6 +221,7 @@ async def test_call_whose_choices_do_not_fit_the_queue_is_refused_whole(make_fak
     assert [(await call).status_code for call in (first, last)] == [200, 200]
 
 
+@in_virtual_time
 async def test_token_bound_counts_the_prompt_of_each_choice(make_fake):
     fake = await make_fake(max_queued_requests=8, max_queued_tokens=12)
     never = await start(fake, n=3)
@@ -219,6 +234,7 @@ async def test_token_bound_counts_the_prompt_of_each_choice(make_fake):
     assert (await call).status_code == 200
 
 
+@in_virtual_time
 async def test_best_of_equal_to_n_asks_for_nothing(make_fake):
     fake = await make_fake()
     call = start(fake, n=2, best_of=2)
@@ -228,6 +244,7 @@ async def test_best_of_equal_to_n_asks_for_nothing(make_fake):
     assert (await call).status_code == 200
 
 
+@in_virtual_time
 async def test_generate_stream_says_whose_tokens_they_are(make_fake):
     fake = await make_fake()
     call = start(fake, "/v1/generate", n=2, stream=True)
@@ -242,6 +259,7 @@ async def test_generate_stream_says_whose_tokens_they_are(make_fake):
     assert tokens == {0: [97], 1: [98]}
 
 
+@in_virtual_time
 async def test_what_ends_while_the_first_send_waits_loses_and_repeats_nothing(make_fake):
     """A connection may be slow to take the first bytes, as after a long answer before on the same one."""
     fake = await make_fake()
@@ -264,7 +282,7 @@ async def test_what_ends_while_the_first_send_waits_loses_and_repeats_nothing(ma
     fake.engine.report(tokens={0: ord("b"), 1: ord("x")}, finished=[(0, FinishReason.STOP), (1, FinishReason.LENGTH)])
     await until(lambda: not len(fake.service.registry))
     taken.set()
-    await asyncio.wait_for(serving, 5)
+    await asyncio.wait_for(serving, 60)
     *chunks, done = events(b"".join(message.get("body", b"") for message in sent).decode())
     choices = [choice for chunk in map(json.loads, chunks) for choice in chunk["choices"]]
     for index, text, reason in ((0, "ab", "stop"), (1, "x", "length")):

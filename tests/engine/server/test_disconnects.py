@@ -47,7 +47,7 @@ async def leave(path, body, moment, stream, relayed, tokens):
     scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
     call = asyncio.create_task(app({**scope, "headers": headers, "asgi": {"version": "3.0"}}, receive, send))
     if moment not in ("body", "sent"):
-        await until(lambda: engine.requests or call.done(), 10)
+        await until(lambda: engine.requests or call.done(), 20)
         await asyncio.sleep(0)
         ids = [*engine.requests]
         if moment != "queued":
@@ -62,9 +62,9 @@ async def leave(path, body, moment, stream, relayed, tokens):
         for _ in range(3):
             await asyncio.sleep(0)
     left.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         await asyncio.gather(call, return_exceptions=moment == "body")
-    await until(lambda: not len(service.registry), 10)
+    await until(lambda: not len(service.registry), 20)
     waiting = service.admission.waiting
     return len(service.heartbeats), sum(waiting.by_class.values()), waiting.num_tokens
 

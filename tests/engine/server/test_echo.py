@@ -13,9 +13,12 @@ from inflight_engine.server.answers import writer
 from inflight_engine.server.answers.logprobs import with_prompt
 from inflight_engine.server.engine.phase import Phase
 from inflight_engine.server.requests.prompt_scores import PromptScores
+from tests.base.virtual_time import in_virtual_time
 from tests.engine.server.fake_engine import EOS, until
 from tests.engine.server.test_requests import events, usage
 from tests.engine.server.test_restart import die, restart
+
+pytestmark = pytest.mark.usefixtures("virtual_clock")
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -55,6 +58,7 @@ def post(fake, path=COMPLETIONS, **body):
         ({"prompt_logprobs": 0}, (None, 0)),
     ],
 )
+@in_virtual_time
 async def test_the_engine_is_asked_for_as_many_as_are_shown_anywhere(make_fake, body, asked):
     fake = await make_fake()
     call = post(fake, prompt="h", **body)
@@ -65,6 +69,7 @@ async def test_the_engine_is_asked_for_as_many_as_are_shown_anywhere(make_fake, 
 
 
 @pytest.mark.parametrize(("prompt", "text"), [("né", "né"), (list("né".encode()), "né"), ([[98, 99]], "bc")])
+@in_virtual_time
 async def test_the_text_is_the_prompt_as_it_was_given_and_then_the_answer(make_fake, prompt, text):
     fake = await make_fake()
     call = post(fake, prompt=prompt, echo=True)
@@ -73,6 +78,7 @@ async def test_the_text_is_the_prompt_as_it_was_given_and_then_the_answer(make_f
     assert (await call).json()["choices"][0]["text"] == text + " yes"
 
 
+@in_virtual_time
 async def test_a_stop_string_in_the_prompt_stops_nothing(make_fake):
     fake = await make_fake()
     call = post(fake, prompt="a END b", echo=True, stop="END")
@@ -81,6 +87,7 @@ async def test_a_stop_string_in_the_prompt_stops_nothing(make_fake):
     assert (await call).json()["choices"][0]["text"] == "a END b c "
 
 
+@in_virtual_time
 async def test_log_probabilities_begin_with_those_of_the_prompt(make_fake):
     """Reported chunk by chunk, one of them twice, as after a preemption."""
     fake = await make_fake()
@@ -116,6 +123,7 @@ async def test_log_probabilities_begin_with_those_of_the_prompt(make_fake):
     assert answer["usage"] == usage(4, 1)
 
 
+@in_virtual_time
 async def test_the_one_token_that_harnesses_leave_out_is_there_even_where_it_is_a_stop_token(make_fake):
     fake = await make_fake()
     call = post(fake, prompt="ab", echo=True, logprobs=0, max_tokens=1)
@@ -146,6 +154,7 @@ def test_what_a_tokenizer_puts_in_front_of_a_prompt_takes_no_place_in_its_text()
 
 @pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.STOP])
 @pytest.mark.parametrize("stream", [False, True])
+@in_virtual_time
 async def test_a_prompt_alone_has_no_token_of_an_answer(make_fake, reason, stream):
     fake = await make_fake()
     options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
@@ -173,6 +182,7 @@ async def test_a_prompt_alone_has_no_token_of_an_answer(make_fake, reason, strea
     assert counts == usage(3, 0)
 
 
+@in_virtual_time
 async def test_the_first_event_of_a_stream_has_the_prompt_and_all_together_say_what_the_whole_answer_says(make_fake):
     said = []
     for stream in (False, True):
@@ -199,6 +209,7 @@ async def test_the_first_event_of_a_stream_has_the_prompt_and_all_together_say_w
     assert said[0][1]["text_offset"] == [0, 1, 1, 2, 3, 4, 5]
 
 
+@in_virtual_time
 async def test_prompt_logprobs_in_vllms_shape(make_fake):
     expected = [
         None,
@@ -219,6 +230,7 @@ async def test_prompt_logprobs_in_vllms_shape(make_fake):
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 @pytest.mark.parametrize("more", [{}, {"logprobs": 1}, {"return_token_ids": True}])
+@in_virtual_time
 async def test_prompt_logprobs_of_a_stream_are_those_of_the_whole_once_with_its_first_text(make_fake, path, more):
     if path == CHAT and "logprobs" in more:
         more = {"logprobs": True}
@@ -243,6 +255,7 @@ async def test_prompt_logprobs_of_a_stream_are_those_of_the_whole_once_with_its_
     assert len(found[0]) == 1
 
 
+@in_virtual_time
 async def test_prompt_logprobs_of_a_chat_stand_beside_its_choices_and_need_no_answer(make_fake):
     fake = await make_fake()
     call = post(fake, CHAT, prompt_logprobs=1, max_tokens=0)
@@ -279,6 +292,7 @@ async def test_prompt_logprobs_of_a_chat_stand_beside_its_choices_and_need_no_an
         ("/v1/generate", {"prompt": "a", "max_tokens": 0}, "max_tokens"),
     ],
 )
+@in_virtual_time
 async def test_what_cannot_be_is_refused_by_name(make_fake, path, body, param):
     fake = await make_fake()
     answer = await post(fake, path, **body)
@@ -288,6 +302,7 @@ async def test_what_cannot_be_is_refused_by_name(make_fake, path, body, param):
     assert not fake.engine.requests
 
 
+@in_virtual_time
 async def test_a_request_whose_engine_is_lost_goes_on_at_the_next(make_fake):
     fake = await make_fake()
     call = post(fake, prompt="abc", echo=True, logprobs=0, max_tokens=2)
@@ -304,6 +319,7 @@ async def test_a_request_whose_engine_is_lost_goes_on_at_the_next(make_fake):
     assert (choice["text"], choice["logprobs"]["token_logprobs"]) == ("abcZZ", [None, -5.0, -6.0, -3.0, -7.0])
 
 
+@in_virtual_time
 async def test_a_stream_whose_engine_is_lost_behind_its_first_token_goes_on_at_the_next(make_fake):
     fake = await make_fake()
     call = post(fake, prompt="abc", echo=True, logprobs=0, max_tokens=2, stream=True)
@@ -323,6 +339,7 @@ async def test_a_stream_whose_engine_is_lost_behind_its_first_token_goes_on_at_t
     assert scored == [None, -1.0, -2.0, -3.0, -7.0]
 
 
+@in_virtual_time
 async def test_many_log_probabilities_of_a_stream_are_formatted_in_a_thread_and_nothing_is_lost_behind_them(
     make_fake, monkeypatch
 ):
@@ -355,6 +372,7 @@ async def test_many_log_probabilities_of_a_stream_are_formatted_in_a_thread_and_
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@in_virtual_time
 async def test_an_engine_that_fails_in_the_middle_of_the_prompt_gives_an_error(make_fake, stream):
     fake = await make_fake()
     call = post(fake, prompt="abc", echo=True, logprobs=0, stream=stream)

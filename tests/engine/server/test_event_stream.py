@@ -9,7 +9,10 @@ import pytest
 from inflight_engine.request import FinishReason
 from inflight_engine.server.answers.writer import AnswerFormat, AnswerWriter
 from inflight_engine.server.requests.generation import Piece
+from tests.base.virtual_time import in_virtual_time
 from tests.engine.server.fake_engine import until
+
+pytestmark = pytest.mark.usefixtures("virtual_clock")
 
 
 class Choice:
@@ -75,6 +78,7 @@ def say(stream, choice, text, *, done=False):
     stream.write([choice])
 
 
+@in_virtual_time
 async def test_what_can_be_sent_is_sent_before_write_returns():
     choice, client, stream = make()
     say(stream, choice, "a")
@@ -87,6 +91,7 @@ async def test_what_can_be_sent_is_sent_before_write_returns():
     assert not client.more
 
 
+@in_virtual_time
 async def test_what_is_new_while_the_client_does_not_read_is_written_together():
     choice, client, stream = make()
     client.reads.clear()
@@ -102,6 +107,7 @@ async def test_what_is_new_while_the_client_does_not_read_is_written_together():
     assert client.sent[2:] == [b"d|>data: [DONE]\n\n"]
 
 
+@in_virtual_time
 async def test_the_end_may_come_while_the_client_does_not_read():
     choice, client, stream = make()
     client.reads.clear()
@@ -113,6 +119,7 @@ async def test_the_end_may_come_while_the_client_does_not_read():
 
 
 @pytest.mark.parametrize("waits", [False, True])
+@in_virtual_time
 async def test_a_send_that_fails_fails_the_answer(waits):
     choice, client, stream = make()
     if waits:
@@ -126,6 +133,7 @@ async def test_a_send_that_fails_fails_the_answer(waits):
     assert len(client.sent) <= 1
 
 
+@in_virtual_time
 async def test_tokens_whose_reports_are_read_together_are_one_event(make_fake):
     fake = await make_fake()
     asking = asyncio.create_task(fake.post("/v1/completions", prompt="hi", stream=True))

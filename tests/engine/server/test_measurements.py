@@ -4,9 +4,11 @@ import asyncio
 import re
 import shutil
 import subprocess
+import threading
 from dataclasses import replace
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,12 +18,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from inflight_cost.model import CostModel, StepWork
 from inflight_engine import buckets
-from inflight_engine.messages import StepCost
+from inflight_engine.messages import StepCost, StepReport
 from inflight_engine.request import FinishReason
+from inflight_engine.server.admission.step_costs import StepCosts
 from inflight_engine.server.engine.phase import Phase
+from inflight_engine.server.engine.session import NO_STATS
 from inflight_engine.server.http.health import health_status
 from inflight_engine.server.requests.counts import Histogram
-from tests.engine.server.fake_engine import until
+from inflight_fit.online import MeasuredCost, OnlineFit
+from tests.engine.server.fake_engine import READY, until
 from tools import localcluster as cluster
 
 VLLM = {
@@ -206,10 +211,9 @@ async def test_predicted_queue_is_what_steps_full_of_waiting_tokens_cost(make_fa
     await until(lambda: fake.engine.requests)
     fake.engine.report(num_decode_tokens=4, decode_kv_tokens=2000, num_prefill_tokens=60, waiting_prompt_tokens=150)
     fake.engine.report(waiting_prompt_tokens=150)  # outside a step: what decodes has not changed
-    await until(lambda: fake.service.session.stats.num_decode_tokens == 0)
+    await until(lambda: fake.service.session.stats == msgspec.structs.replace(NO_STATS, waiting_prompt_tokens=150))
     assert (await samples(fake))["inflight_predicted_queue_seconds"] == 0
-    fake.engine.send(StepCost(COST, 0.03, 100.0))
-    await until(lambda: fake.service.admission.demand.step_cost)
+    fake.service.admission.demand.step_cost = StepCost(COST, 0.03, 100.0)
     # 64 tokens in a step, 4 of them decodes; a prompt's tokens attend to 25 each.
     expected = 2 * COST.seconds(StepWork(4, 60, 2000, 60 * 25)) + COST.seconds(StepWork(4, 30, 2000, 30 * 25))
     assert (await samples(fake))["inflight_predicted_queue_seconds"] == pytest.approx(expected)
@@ -221,7 +225,7 @@ async def test_predicted_queue_is_what_steps_full_of_waiting_tokens_cost(make_fa
 async def test_predicted_queue_counts_the_steps_until_running_requests_have_ended(make_fake, fitted):
     fake = await make_fake()
     if fitted:
-        fake.engine.send(StepCost(CostModel(0.02, 0.0, 0.0, 0.0, 0.0), 0.03, 100.0))
+        fake.service.admission.demand.step_cost = StepCost(CostModel(0.02, 0.0, 0.0, 0.0, 0.0), 0.03, 100.0)
     else:
         for _ in range(400):
             fake.engine.report(num_decode_tokens=1, step_seconds=0.02)
@@ -242,11 +246,64 @@ async def test_predicted_queue_counts_the_steps_until_running_requests_have_ende
     await asyncio.gather(*calls)
 
 
+async def test_cost_of_steps_is_fitted_in_a_thread_of_this_process_and_sent_to_the_engine(make_fake, monkeypatch):
+    threads = []
+    compute = OnlineFit._compute
+
+    def noting(self, rows):
+        threads.append(threading.current_thread())
+        return compute(self, rows)
+
+    monkeypatch.setattr(OnlineFit, "_compute", noting)
+    monkeypatch.setattr("inflight_fit.online._FIRST_INTERVAL", 0.0)
+    fake = await make_fake()
+    for tokens in range(1, 21):
+        seconds = 0.02 + 0.001 * tokens
+        fake.engine.report(num_prefill_tokens=tokens, prefill_context_tokens=tokens, step_seconds=seconds)
+    await until(lambda: fake.engine.costs and fake.service.registry._step_costs._fitting is None)
+    assert threads
+    assert threading.main_thread() not in threads
+    cost = fake.engine.costs[-1]
+    assert cost == fake.service.admission.demand.step_cost
+    assert cost.good
+    assert cost.model.seconds(StepWork(0, 10, 0, 10)) == pytest.approx(0.03, rel=0.05)
+
+
+async def test_a_fit_to_the_steps_of_a_lost_engine_process_is_dropped(make_fake, monkeypatch):
+    begun, go_on = threading.Event(), threading.Event()
+    found = MeasuredCost(COST, 0.01, 20.0)
+
+    def waiting(self, rows):
+        begun.set()
+        go_on.wait(10)
+        return found
+
+    monkeypatch.setattr(OnlineFit, "_compute", waiting)
+    costs = []
+    fits = StepCosts(costs.append)
+    reports = [
+        StepReport(
+            number, [], b"", b"", [], [], msgspec.structs.replace(NO_STATS, num_prefill_tokens=9, step_seconds=0.1)
+        )
+        for number in range(20)
+    ]
+    for lost in (True, False):
+        for number, report in enumerate(reports):
+            fits.observe(report, 100.0 * (1 + lost) + number)
+        assert await asyncio.to_thread(begun.wait, 10)
+        if lost:
+            fits.engine_ready(READY)
+        go_on.set()
+        await until(lambda: fits._fitting is None)
+        assert len(costs) == (not lost)
+        begun.clear()
+        go_on.clear()
+
+
 async def test_cost_of_steps_is_shown_once_it_is_measured(make_fake):
     fake = await make_fake()
     assert "inflight_step_cost" not in await page(fake)
-    fake.engine.send(StepCost(replace(COST, curve=((1.0, 0.02), (64.0, 0.25))), 0.03, 100.5))
-    await until(lambda: fake.service.admission.demand.step_cost)
+    fake.service.admission.demand.step_cost = StepCost(replace(COST, curve=((1.0, 0.02), (64.0, 0.25))), 0.03, 100.5)
     text = await page(fake)
     for term, seconds in (
         *(("step", 0.01), ("decode_sequence", 0.001), ("prefill_token", 0.002), ("decode_kv_token", 1e-6)),

@@ -8,8 +8,11 @@ import pytest
 from inflight_engine.formats.choose import ModelText
 from inflight_engine.request import FinishReason
 from inflight_engine.server.messages.requests import MessagesRequest
+from tests.base.virtual_time import in_virtual_time
 from tests.engine.server.fake_engine import ByteTokenizer, until
 from tests.engine.server.sse import events, message_of
+
+pytestmark = pytest.mark.usefixtures("virtual_clock")
 
 PATH = "/v1/messages"
 BODY = {"model": "fake", "max_tokens": 80, "messages": [{"role": "user", "content": "?"}]}
@@ -60,6 +63,7 @@ def without_ids(blocks):
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@in_virtual_time
 async def test_text_is_a_block(make_fake, stream):
     answer = await ask(make_fake, "Hi", stream=stream)
     found = message(answer)
@@ -71,6 +75,7 @@ async def test_text_is_a_block(make_fake, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@in_virtual_time
 async def test_thinking_text_and_calls_are_blocks_in_their_order(make_fake, stream):
     said = f"<think>Hm.</think>See: {CALL}{CALL}"
     found = message(await ask(make_fake, said, tools=[TOOL], stream=stream))
@@ -79,6 +84,7 @@ async def test_thinking_text_and_calls_are_blocks_in_their_order(make_fake, stre
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@in_virtual_time
 async def test_thinking_may_be_left_out(make_fake, stream):
     thinking = {"type": "adaptive", "display": "omitted"}
     found = message(await ask(make_fake, "<think>Hm.</think>Yes", stream=stream, thinking=thinking))
@@ -87,12 +93,14 @@ async def test_thinking_may_be_left_out(make_fake, stream):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "f"}])
+@in_virtual_time
 async def test_a_call_that_is_demanded_is_a_tool_use(make_fake, stream, choice):
     found = message(await ask(make_fake, CALL, tools=[TOOL], tool_choice=choice, stream=stream))
     assert (without_ids(found["content"]), found["stop_reason"]) == ([USE], "tool_use")
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@in_virtual_time
 async def test_calls_that_must_not_be_parallel_are_one(make_fake, stream):
     choice = {"type": "auto", "disable_parallel_tool_use": True}
     found = message(await ask(make_fake, CALL + CALL, tools=[TOOL], tool_choice=choice, stream=stream))
@@ -101,12 +109,14 @@ async def test_calls_that_must_not_be_parallel_are_one(make_fake, stream):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("most", "why"), [(9, "max_tokens"), (1000, "model_context_window_exceeded")])
+@in_virtual_time
 async def test_an_answer_of_the_greatest_length_says_why(make_fake, stream, most, why):
     found = message(await ask(make_fake, "123456789", FinishReason.LENGTH, stream=stream, max_tokens=most))
     assert found["stop_reason"] == why
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@in_virtual_time
 async def test_a_call_that_is_cut_off_has_no_input(make_fake, stream):
     found = message(await ask(make_fake, CALL[:45], FinishReason.LENGTH, tools=[TOOL], stream=stream, max_tokens=45))
     assert without_ids(found["content"]) == [{**USE, "input": {}}]
@@ -114,6 +124,7 @@ async def test_a_call_that_is_cut_off_has_no_input(make_fake, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@in_virtual_time
 async def test_a_stop_sequence_is_named(make_fake, stream):
     found = message(await ask(make_fake, "one two three", stop_sequences=["x", "two"], stream=stream))
     assert (found["stop_reason"], found["stop_sequence"], found["content"]) == ("stop_sequence", "two", [text("one ")])
@@ -163,6 +174,7 @@ def test_blocks_are_messages():
     ]
 
 
+@in_virtual_time
 async def test_the_content_of_an_answer_is_that_of_the_next_request(make_fake):
     found = message(await ask(make_fake, f"<think>Hm.</think>See: {CALL}", tools=[TOOL]))
     result = {"type": "tool_result", "tool_use_id": found["content"][-1]["id"], "content": "1"}
@@ -178,11 +190,13 @@ def test_a_last_message_of_the_assistant_is_continued():
 
 
 @pytest.mark.parametrize("content", ["", [], [{"type": "thinking", "thinking": "Hm."}]])
+@in_virtual_time
 async def test_a_last_message_without_text_is_followed_by_another(make_fake, content):
     last = {"role": "assistant", "content": content}
     assert message(await ask(make_fake, "Hi", messages=[*BODY["messages"], last]))["content"] == [text("Hi")]
 
 
+@in_virtual_time
 async def test_any_number_bounds_the_thinking(make_fake):
     thinking = {"type": "enabled", "budget_tokens": 10**30}
     assert message(await ask(make_fake, "Hi", thinking=thinking))["content"] == [text("Hi")]
@@ -235,6 +249,7 @@ def test_fields_have_their_meaning_in_chat_requests(body, meant):
         ({"messages": [{"role": "user", "content": "x" * 200}]}, "messages"),
     ],
 )
+@in_virtual_time
 async def test_errors_have_the_format_and_the_names_of_this_api(make_fake, body, param):
     answer = await (await make(make_fake)).post(PATH, **{**BODY, **body})
     assert answer.status_code == 400
@@ -248,6 +263,7 @@ async def test_errors_have_the_format_and_the_names_of_this_api(make_fake, body,
     ("status", "kind", "body"),
     [(404, "not_found_error", {"model": "other"}), (400, "invalid_request_error", {"messages": []})],
 )
+@in_virtual_time
 async def test_each_status_has_its_type(make_fake, path, status, kind, body):
     body = {**BODY, **body}
     if path != PATH:
@@ -265,6 +281,7 @@ async def test_each_status_has_its_type(make_fake, path, status, kind, body):
         ("POST", PATH, 413, "request_too_large"),
     ],
 )
+@in_virtual_time
 async def test_errors_beside_the_endpoint_have_the_format_of_this_api(make_fake, method, path, status, kind):
     fake = await make(make_fake, api_key=("key",))
     headers = {"x-api-key": "" if status == 401 else "key"}
@@ -276,6 +293,7 @@ async def test_errors_beside_the_endpoint_have_the_format_of_this_api(make_fake,
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@in_virtual_time
 async def test_numbers_of_any_size_in_calls_stay_as_they_are(make_fake, stream):
     call = CALL.replace(": 1}", f": {10**30}}}")
     found = message(await ask(make_fake, call, tools=[TOOL], stream=stream, max_tokens=90))
@@ -285,11 +303,13 @@ async def test_numbers_of_any_size_in_calls_stay_as_they_are(make_fake, stream):
     assert said["tool_calls"][0]["function"]["arguments"] == f'{{"a":{10**30}}}'
 
 
+@in_virtual_time
 async def test_an_engine_that_loads_is_overloaded(make_fake):
     answer = await (await make_fake(load=False)).post(PATH, **BODY)
     assert (answer.status_code, answer.json()["error"]["type"]) == (503, "overloaded_error")
 
 
+@in_virtual_time
 async def test_a_stream_that_fails_ends_with_an_error(make_fake):
     fake = await make(make_fake, request_timeout=0.2)
     call = asyncio.create_task(fake.post(PATH, **BODY, stream=True))
@@ -306,6 +326,7 @@ async def test_a_stream_that_fails_ends_with_an_error(make_fake):
     assert found[-1]["error"]["type"] == "timeout_error"
 
 
+@in_virtual_time
 async def test_tokens_are_counted_without_an_answer(make_fake):
     fake = await make(make_fake)
     answer = await fake.post(f"{PATH}/count_tokens", model="fake", messages=BODY["messages"], tools=[TOOL])
@@ -313,6 +334,7 @@ async def test_tokens_are_counted_without_an_answer(make_fake):
     assert not fake.engine.requests
 
 
+@in_virtual_time
 async def test_edits_of_the_context_are_not_applied_and_the_message_says_so(make_fake):
     asked = {"edits": [{"type": "clear_tool_uses_20250919"}]}
     found = message(await ask(make_fake, "Hi", context_management=asked))

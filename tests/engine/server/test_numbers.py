@@ -6,7 +6,7 @@ import json
 import pytest
 
 from inflight_engine.formats.choose import ModelText
-from inflight_engine.models.pooling_config import PoolingConfig
+from inflight_engine.models.checkpoints.pooling_config import PoolingConfig
 from inflight_engine.request import FinishReason
 from inflight_engine.server.bodies.chat_schema import ChatCompletionRequest
 from inflight_engine.server.bodies.pooling_schema import EmbeddingRequest, RerankRequest, ScoreRequest
@@ -106,7 +106,7 @@ def bodies(path):
 async def test_a_number_that_does_not_fit_is_refused_by_the_name_of_its_field(make_fake, path):
     tokenizer = ByteTokenizer()
     tokenizer.model_text = ModelText(chat_template="<think>")
-    tokenizer.pooling = PoolingConfig(matryoshka=True)
+    tokenizer.pooling = PoolingConfig(matryoshka=True, width=16)
     fake = await make_fake(tokenizer=tokenizer, tool_call_parser="hermes")
     answered, wrong = 0, []
     for name, body in bodies(path):

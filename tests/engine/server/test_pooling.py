@@ -8,7 +8,8 @@ import numpy as np
 import openai
 import pytest
 
-from inflight_engine.models.pooling_config import PoolingConfig
+from inflight_engine.models.checkpoints.pooling_config import PoolingConfig, read_pooling
+from inflight_engine.models.checkpoints.source import ModelFiles
 from inflight_engine.request import FinishReason
 from tests.engine.server.fake_engine import ByteTokenizer, until
 
@@ -77,6 +78,34 @@ async def test_vectors_are_shortened_and_normalized_as_asked_for_and_as_the_mode
     assert (await plain).json()["data"][0]["embedding"] == [3.0, 4.0, 5.0]
     refused = await fake.post(EMBEDDINGS, input="ab", dimensions=3)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "dimensions")
+
+
+@pytest.mark.parametrize(
+    ("config", "served", "refused", "possible"),
+    [
+        ({"is_matryoshka": True}, (1, 2, 4), (5, 10**30), "1 to 4"),
+        ({"matryoshka_dimensions": [2, 4]}, (2, 4), (1, 3, 5), "2, 4"),
+        ({}, (), (1, 2, 4, 5), "none"),
+    ],
+)
+@pytest.mark.parametrize("modules", [False, True])
+async def test_vectors_are_shortened_to_lengths_that_the_models_configuration_has(
+    make_fake, tmp_path, config, served, refused, possible, modules
+):
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 4, **config}))
+    if modules:
+        (tmp_path / "modules.json").write_text('[{"type": "sentence_transformers.models.Normalize"}]')
+    tokenizer = ByteTokenizer()
+    tokenizer.pooling = read_pooling(ModelFiles("m", tmp_path))
+    fake = await make_fake(tokenizer=tokenizer)
+    for number, dimensions in enumerate(served):
+        call = start(fake, input="ab", dimensions=dimensions)
+        await pooled(fake, [[3.0, 4.0, 0.0, 12.0]], first=number)
+        vector = (await call).json()["data"][0]["embedding"]
+        assert (len(vector), np.linalg.norm(vector)) == (dimensions, pytest.approx(1.0))
+    for dimensions in refused:
+        error = (await fake.post(EMBEDDINGS, input="ab", dimensions=dimensions)).json()["error"]
+        assert (error["param"], error["message"].rpartition("possible: ")[2]) == ("dimensions", possible)
 
 
 @pytest.mark.parametrize("path", ["/score", "/v1/score"])

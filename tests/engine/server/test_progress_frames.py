@@ -16,10 +16,13 @@ from inflight_engine.server.answers.respond import _ROUNDS as ROUNDS
 from inflight_engine.server.answers.respond import Heartbeats
 from inflight_engine.server.engine.session import Progress
 from inflight_settings.engine import EngineConfig
+from tests.base.virtual_time import in_virtual_time
 from tests.engine.server.fake_engine import until
 from tests.engine.server.relay_model import Choice, Kept, frames
 from tests.engine.server.test_requests import events, metrics, start
 from tests.engine.server.test_restart import die, error_of, restart
+
+pytestmark = pytest.mark.usefixtures("virtual_clock")
 
 HEADERS = {"x-inflight-progress": "1"}
 
@@ -62,6 +65,7 @@ def post(fake, path="/v1/completions", **body):
 
 
 @pytest.mark.parametrize("stream", [True, False])
+@in_virtual_time
 async def test_the_head_comes_when_the_request_is_in_the_queue(make_fake, stream):
     fake = await make_fake()
     client = relayed(fake, stream=stream, temperature=0)
@@ -76,6 +80,7 @@ async def test_the_head_comes_when_the_request_is_in_the_queue(make_fake, stream
     await client.task
 
 
+@in_virtual_time
 async def test_what_fails_before_the_queue_is_an_ordinary_response(make_fake):
     fake = await make_fake(max_queued_requests=1)
     first = await post(fake, temperature=3)
@@ -90,6 +95,7 @@ async def test_what_fails_before_the_queue_is_an_ordinary_response(make_fake):
     await call
 
 
+@in_virtual_time
 async def test_a_request_without_the_header_gets_no_comment(make_fake):
     fake = await make_fake()
     call = start(fake, stream=True, temperature=1)
@@ -101,6 +107,7 @@ async def test_a_request_without_the_header_gets_no_comment(make_fake):
     assert len(fake.service.heartbeats) == 0
 
 
+@in_virtual_time
 async def test_a_token_and_its_text_are_in_one_frame_also_when_tokens_are_joined_or_text_is_held_back(make_fake):
     fake = await make_fake()
     client = relayed(fake, stream=True, stop=["yz"], temperature=0)
@@ -128,6 +135,7 @@ async def test_a_token_and_its_text_are_in_one_frame_also_when_tokens_are_joined
     assert (last, done) == (['u {"prompt_tokens":5,"cached_tokens":0,"completion_tokens":7}'], "[DONE]")
 
 
+@in_virtual_time
 async def test_an_answer_that_is_not_streamed_comes_as_one_event_at_the_end(make_fake):
     fake = await make_fake()
     client = relayed(fake, temperature=0)
@@ -142,6 +150,7 @@ async def test_an_answer_that_is_not_streamed_comes_as_one_event_at_the_end(make
     assert json.loads(body)["choices"][0]["text"] == "ab"
 
 
+@in_virtual_time
 async def test_seeds_that_the_engine_draws_are_told_once(make_fake):
     fake = await make_fake()
     client = relayed(fake, n=2, stream=True, temperature=1)
@@ -159,6 +168,7 @@ async def test_seeds_that_the_engine_draws_are_told_once(make_fake):
         await client.task
 
 
+@in_virtual_time
 async def test_a_heartbeat_comes_where_nothing_else_does_and_stops_with_the_engine(make_fake, monkeypatch):
     monkeypatch.setattr("inflight_engine.server.answers.respond._RELAY_PERIOD", 0.2)
     fake = await make_fake()
@@ -179,6 +189,7 @@ async def test_a_heartbeat_comes_where_nothing_else_does_and_stops_with_the_engi
     assert len(fake.service.heartbeats) == 0
 
 
+@in_virtual_time
 async def test_one_timer_serves_all_responses_and_none_when_there_are_none():
     class Stream:
         beats = 0
@@ -203,6 +214,7 @@ async def test_one_timer_serves_all_responses_and_none_when_there_are_none():
     assert (len(made), made._timer) == (0, None)
 
 
+@in_virtual_time
 async def test_a_client_that_does_not_read_gets_no_heartbeats_and_joined_tokens_later():
     sent, reads = [], asyncio.Event()
 
@@ -246,6 +258,7 @@ async def test_a_client_that_does_not_read_gets_no_heartbeats_and_joined_tokens_
     assert sent[2]["body"] == b":t 0 1,2,2,2,2,2\ndata: 6\n\n"
 
 
+@in_virtual_time
 async def test_a_lost_engine_process_asks_for_another_replica_at_once(make_fake):
     fake = await make_fake()
     running, waiting = relayed(fake, stream=True, temperature=0), relayed(fake, temperature=0)
@@ -259,7 +272,7 @@ async def test_a_lost_engine_process_asks_for_another_replica_at_once(make_fake)
     await die(fake)
     # Only a request with a slot may be the cause.
     for client, code in (running, "engine_failed"), (waiting, "engine_restarting"), (starting, "engine_failed"):
-        await asyncio.wait_for(client.task, 5)
+        await asyncio.wait_for(client.task, 60)
         comments, data = client.frames[-1]
         assert comments == ["e 503 retry"]
         assert json.loads(data)["error"]["code"] == code
@@ -268,6 +281,7 @@ async def test_a_lost_engine_process_asks_for_another_replica_at_once(make_fake)
     assert not len(fake.service.registry)
 
 
+@in_virtual_time
 async def test_what_another_replica_would_fail_with_too_is_final(make_fake):
     fake = await make_fake(queue_timeout=0.05)
     late = await post(fake, stream=True)
@@ -298,6 +312,7 @@ CONTINUED = {"choices": [{"token_ids": [97]}], "created": 5}
         ({"created": None}, "created"),
     ],
 )
+@in_virtual_time
 async def test_a_wrong_continuation_is_refused_by_name(make_fake, change, says):
     fake = await make_fake()
     answer = await post(fake, inflight_continuation=CONTINUED | change)
@@ -308,6 +323,7 @@ async def test_a_wrong_continuation_is_refused_by_name(make_fake, change, says):
     assert not len(fake.service.registry)
 
 
+@in_virtual_time
 async def test_a_continuation_without_the_header_is_refused(make_fake):
     fake = await make_fake()
     answer = await start(fake, inflight_continuation=CONTINUED)
@@ -315,6 +331,7 @@ async def test_a_continuation_without_the_header_is_refused(make_fake):
     assert re.search("inflight_continuation: only .* X-Inflight-Progress", answer.json()["error"]["message"])
 
 
+@in_virtual_time
 async def test_a_continued_answer_has_its_time_and_its_id_and_counts_once(make_fake):
     fake = await make_fake()
     call = asyncio.create_task(
@@ -337,6 +354,7 @@ async def test_a_continued_answer_has_its_time_and_its_id_and_counts_once(make_f
     assert seen["inflight_arrived_prompt_tokens_total"] == 6
 
 
+@in_virtual_time
 async def test_an_answer_of_which_only_the_end_is_missing_needs_no_engine(make_fake):
     fake = await make_fake(engine=EngineConfig("fake"))
     complete = {"choices": [{"token_ids": [97], "finish_reason": "length"}], "created": 5}
@@ -353,6 +371,7 @@ async def test_an_answer_of_which_only_the_end_is_missing_needs_no_engine(make_f
     assert not fake.engine.requests
 
 
+@in_virtual_time
 async def test_a_client_that_leaves_ends_its_request(make_fake):
     fake = await make_fake()
     client = relayed(fake, stream=True)

@@ -61,7 +61,7 @@ def test_sigterm_drains(own_server):
     for events in (stream.finished(), long.finished()):
         assert events[-1] == "[DONE]"
         assert json.loads(events[-2])["choices"][0]["finish_reason"] == "length"
-    assert server.process.wait(30) == 0
+    assert server.process.wait(60) == 0
 
 
 def test_while_the_model_loads_http_answers_and_sigterm_ends_at_once(own_server):
@@ -70,13 +70,13 @@ def test_while_the_model_loads_http_answers_and_sigterm_ends_at_once(own_server)
     assert (health.status_code, health.json()["status"]) == (200, "loading")
     assert ready.status_code == 503
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(20) == 0
+    assert server.process.wait(60) == 0
 
 
 def test_sigterm_before_http_answers_ends_at_once(own_server):
     server = own_server(wait=False)
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(10) == 0
+    assert server.process.wait(60) == 0
 
 
 def test_drain_timeout_ends_a_stream_with_an_error_it_can_see(own_server):
@@ -90,24 +90,24 @@ def test_drain_timeout_ends_a_stream_with_an_error_it_can_see(own_server):
     server.process.send_signal(signal.SIGTERM)
     error = json.loads(stream.finished()[-1])["error"]
     assert error["code"] == "drain_timeout"
-    whole.join(30)
+    whole.join(120)
     assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (503, "drain_timeout")
-    assert server.process.wait(30) == 0
+    assert server.process.wait(60) == 0
 
 
 def ask_whole(server):
     body = {"prompt": "a", "max_tokens": 900, "ignore_eos": True}
-    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=120)
 
 
 def test_second_sigterm_ends_at_once(own_server):
-    server = own_server("--drain-timeout", "60")
+    server = own_server("--drain-timeout", "240")
     stream = Stream(server, max_tokens=900)
     server.process.send_signal(signal.SIGTERM)
     while server.status("/ready") == 200:
         time.sleep(0.01)
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(10) == 1
+    assert server.process.wait(60) == 1
     assert json.loads(stream.finished()[-1])["error"]["code"] == "shutdown"
     assert server.last_line() == "error: told twice to stop: 1 requests were ended before they were complete"
 
@@ -115,7 +115,7 @@ def test_second_sigterm_ends_at_once(own_server):
 def test_engine_process_that_is_killed_while_it_loads_ends_the_server_with_the_reason(own_server):
     server = own_server(wait=False)
     os.kill(server.engine_pid(), signal.SIGKILL)
-    assert server.process.wait(30) == 1
+    assert server.process.wait(60) == 1
     assert server.last_line().startswith("error: the engine process was killed (signal 9")
     assert server.last_line().endswith("while it loaded the model")
     assert server.status("/health") is None
@@ -129,10 +129,10 @@ def test_admin_port_answers_until_the_end_of_a_drain(own_server):
     stream = Stream(server, max_tokens=40)
     token = {"authorization": "Bearer test-token"}
     assert httpx.post(f"{admin}/admin/drain", headers=token).status_code == 202
-    with httpx.Client(base_url=admin, timeout=5) as http:
+    with httpx.Client(base_url=admin, timeout=60) as http:
         while stream.is_alive():
             assert http.get("/ready").json()["status"] == "draining"
             assert "inflight_draining{" in http.get("/metrics").text
             time.sleep(0.05)
     assert stream.events[-1] == "[DONE]"
-    assert server.process.wait(30) == 0
+    assert server.process.wait(60) == 0

@@ -112,7 +112,7 @@ def test_killed_engine_process_costs_no_request_and_changes_no_token(own_server,
     for name in ("run.jsonl.gz", "run.restart-1.jsonl.gz"):
         assert (tmp_path / name).stat().st_size > 0
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(30) == 0
+    assert server.process.wait(60) == 0
 
 
 def test_stopped_engine_process_is_ended_and_costs_no_request(own_server):

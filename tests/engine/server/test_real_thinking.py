@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from inflight_engine.models.source import resolve
-from inflight_engine.models.tokenizer import load_tokenizer
+from inflight_engine.models.checkpoints.source import resolve
+from inflight_engine.models.tokens.tokenizer import load_tokenizer
 from tests.engine.execution.tiny_model import make_model
 from tests.engine.server.real_server import RealServer
 

@@ -15,8 +15,11 @@ from inflight_engine.server.responses.requests import ResponsesRequest
 from inflight_engine.server.responses.scores import TextScores
 from inflight_settings.engine import EngineConfig
 from inflight_settings.scheduling import ServiceClass
+from tests.base.virtual_time import in_virtual_time
 from tests.engine.server.fake_engine import ByteTokenizer, until
 from tests.engine.server.sse import events, response_of
+
+pytestmark = pytest.mark.usefixtures("virtual_clock")
 
 PATH = "/v1/responses"
 BODY = {"model": "fake", "input": "?"}
@@ -67,6 +70,7 @@ def function_call(arguments, status="completed"):
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@in_virtual_time
 async def test_text_is_a_message(make_fake, stream):
     found = response(await ask(make_fake, "Hi", stream=stream))
     assert without_ids(found["output"]) == [message("Hi")]
@@ -76,6 +80,7 @@ async def test_text_is_a_message(make_fake, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@in_virtual_time
 async def test_thinking_text_and_calls_are_items_in_their_order(make_fake, stream):
     text = f"<think>Hm.</think>See: {CALL}{CALL}"
     found = response(await ask(make_fake, text, tools=[TOOL], stream=stream))
@@ -84,6 +89,7 @@ async def test_thinking_text_and_calls_are_items_in_their_order(make_fake, strea
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@in_virtual_time
 async def test_an_answer_of_the_greatest_length_is_incomplete(make_fake, stream):
     text, bound = "<think>Hm.</think>" + CALL[:45], FinishReason.LENGTH
     found = response(await ask(make_fake, text, bound, tools=[TOOL], stream=stream, max_output_tokens=80))
@@ -93,10 +99,12 @@ async def test_an_answer_of_the_greatest_length_is_incomplete(make_fake, stream)
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@in_virtual_time
 async def test_an_answer_without_text_is_an_empty_message(make_fake, stream):
     assert without_ids(response(await ask(make_fake, "", stream=stream))["output"]) == [message("")]
 
 
+@in_virtual_time
 async def test_a_stream_begins_items_before_their_deltas_and_ends_them_in_order(make_fake):
     answer = await ask(make_fake, "<think>ab</think>cd", stream=True)
     part = "response.content_part"
@@ -119,6 +127,7 @@ def allowed(mode, *names):
     return {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": name} for name in names]}
 
 
+@in_virtual_time
 async def test_the_response_names_the_class_that_is_asked_for_as_a_tier(make_fake):
     config = EngineConfig("fake", classes=(ServiceClass("interactive"), ServiceClass("batch")))
     found = {}
@@ -128,6 +137,7 @@ async def test_the_response_names_the_class_that_is_asked_for_as_a_tier(make_fak
     assert found == {None: "default", "auto": "interactive", "batch": "batch"}
 
 
+@in_virtual_time
 async def test_nothing_is_stored_and_the_response_says_so(make_fake):
     assert response(await ask(make_fake, "Hi", store=True))["store"] is False
 
@@ -145,6 +155,7 @@ async def test_nothing_is_stored_and_the_response_says_so(make_fake):
         ({"unknown": 1}, "unknown"),
     ],
 )
+@in_virtual_time
 async def test_what_is_not_supported_is_named(make_fake, body, param):
     error = (await (await make_fake()).post(PATH, **{**BODY, **body})).json()["error"]
     assert error["param"] == param
@@ -168,6 +179,7 @@ async def test_what_is_not_supported_is_named(make_fake, body, param):
         ({"input": "x" * 200}, "input"),
     ],
 )
+@in_virtual_time
 async def test_errors_have_the_names_of_this_api(make_fake, body, param):
     fake = await make_fake(tool_call_parser="hermes")
     answer = await fake.post(PATH, **{**BODY, **body})
@@ -179,6 +191,7 @@ async def test_errors_have_the_names_of_this_api(make_fake, body, param):
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@in_virtual_time
 async def test_numbers_of_any_size_in_schemas_are_repeated_as_they_are(make_fake, stream):
     tool = {**TOOL, "parameters": {"properties": {"a": {"maximum": 10**30, "minimum": -(10**40)}}}}
     form = {"type": "json_schema", "name": "a", "schema": {"type": "integer", "maximum": 2**64}}
@@ -191,6 +204,7 @@ async def test_numbers_of_any_size_in_schemas_are_repeated_as_they_are(make_fake
     assert response(await call)["text"]["format"]["schema"] == form["schema"]
 
 
+@in_virtual_time
 async def test_ids_of_calls_differ_between_answers_of_a_conversation_with_one_request_id(make_fake):
     found = [
         response(await ask(make_fake, CALL, headers={"x-request-id": "same"}, tools=[TOOL], input=text))
@@ -201,6 +215,7 @@ async def test_ids_of_calls_differ_between_answers_of_a_conversation_with_one_re
     assert ids[3] == ids[0]
 
 
+@in_virtual_time
 async def test_a_limit_above_the_context_is_cut_to_it(make_fake):
     assert response(await ask(make_fake, "Hi", max_output_tokens=100_000))["max_output_tokens"] == 100_000
 
@@ -242,6 +257,7 @@ def test_items_of_a_turn_are_one_message():
     ]
 
 
+@in_virtual_time
 async def test_the_output_of_an_answer_is_the_input_of_the_next(make_fake):
     found = response(await ask(make_fake, f"<think>Hm.</think>See: {CALL}", tools=[TOOL]))
     messages = chat(input=[{"role": "user", "content": "?"}, *found["output"]])["messages"]
@@ -258,6 +274,7 @@ async def test_the_output_of_an_answer_is_the_input_of_the_next(make_fake):
         (allowed("required", "g"), "required", ["g"]),
     ],
 )
+@in_virtual_time
 async def test_choices_of_tools(make_fake, choice, meant, tools):
     asked = {"tools": [TOOL, {**TOOL, "name": "g"}], "tool_choice": choice}
     request = chat(**asked)
@@ -273,6 +290,7 @@ def test_formats_of_the_text():
     assert chat(text={"format": {"type": "json_object"}})["response_format"] == {"type": "json_object"}
 
 
+@in_virtual_time
 async def test_an_answer_that_fails_in_its_stream_ends_with_a_failed_response(make_fake):
     fake = await make_fake(request_timeout=0.2)
     call = asyncio.create_task(fake.post(PATH, **BODY, stream=True))
@@ -287,12 +305,14 @@ async def test_an_answer_that_fails_in_its_stream_ends_with_a_failed_response(ma
 
 
 @pytest.mark.parametrize("field", ["messages", "max_tokens", "n"])
+@in_virtual_time
 async def test_fields_of_chat_requests_are_unknown(make_fake, field):
     error = (await (await make_fake()).post(PATH, **BODY, **{field: 1})).json()["error"]
     assert (error["param"], error["code"]) == (field, "unsupported_parameter")
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@in_virtual_time
 async def test_log_probabilities_are_those_of_the_tokens_of_the_text(make_fake, stream):
     tokenizer = ByteTokenizer()
     tokenizer.model_text = THINK_MODEL
@@ -324,6 +344,7 @@ async def test_log_probabilities_are_those_of_the_tokens_of_the_text(make_fake, 
 @pytest.mark.parametrize("tools", [[], [TOOL]])
 @pytest.mark.parametrize("chunk", [1, 2, 3, 5])
 @pytest.mark.parametrize("text", ["a\n\n b  \n c", "x << b <<<c", "é<é<<é", "a  a a a <tool a"])
+@in_virtual_time
 async def test_deltas_have_the_log_probabilities_of_their_tokens_however_they_are_cut(make_fake, text, chunk, tools):
     fake = await make_fake(tool_call_parser="hermes")
     asked = {"include": ["message.output_text.logprobs"], "tools": tools, "stream": True}
@@ -352,6 +373,7 @@ def test_a_token_of_two_parts_is_told_with_the_first():
     assert [[entry["token"] for entry in each] for each in told] == [spelled[3:5], spelled[5:7], spelled[7:]]
 
 
+@in_virtual_time
 async def test_log_probabilities_of_plain_text_are_complete(make_fake):
     fake = await make_fake()
     call = asyncio.create_task(fake.post(PATH, **BODY, include=["message.output_text.logprobs"]))

@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import pytest
 
-from inflight_engine.models.generation_config import SamplingDefaults
+from inflight_engine.models.checkpoints.generation_config import SamplingDefaults
 from tests.engine.server.fake_engine import ByteTokenizer, until
 from tests.engine.server.test_scheduling_fields import BODIES, start
 

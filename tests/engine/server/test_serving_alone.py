@@ -7,9 +7,12 @@ import pytest
 
 from inflight_engine.request import FinishReason
 from inflight_engine.server.answers import respond
+from tests.base.virtual_time import in_virtual_time
 from tests.engine.server.fake_engine import until
 from tests.engine.server.test_cli import parse
 from tests.engine.server.test_requests import events, metrics
+
+pytestmark = pytest.mark.usefixtures("virtual_clock")
 
 NAMES = {"served_model_names": ("one", "two/b")}
 KEYS = {"api_key": ("k1", "k2")}
@@ -26,12 +29,14 @@ async def answered(fake, call):
 
 
 @pytest.mark.parametrize("asked", [None, "one", "two/b"])
+@in_virtual_time
 async def test_each_name_serves_and_answers_have_the_first(make_fake, asked):
     fake = await make_fake(**NAMES)
     answer = await answered(fake, start(fake, model=asked))
     assert answer.json()["model"] == "one"
 
 
+@in_virtual_time
 async def test_the_list_of_models_has_all_names(make_fake):
     fake = await make_fake(**NAMES)
     listed = (await fake.http.get("/v1/models")).json()["data"]
@@ -102,6 +107,7 @@ def test_a_key_that_is_empty_or_that_no_header_can_carry_is_wrong_usage(monkeypa
         ({"x-api-key": "k1"}, 404),
     ],
 )
+@in_virtual_time
 async def test_requests_need_a_key(make_fake, headers, status):
     fake = await make_fake(**KEYS)
     for path in ("/v1/completions", "/v1/embeddings", "/rerank", "/tokenize"):
@@ -116,12 +122,14 @@ async def test_requests_need_a_key(make_fake, headers, status):
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/ping", "/load", "/version", "/v1/runtime_config"])
+@in_virtual_time
 async def test_probes_and_metrics_need_none(make_fake, path):
     fake = await make_fake(**KEYS)
     assert (await fake.http.get(path)).status_code == 200
     assert (await fake.http.post("/admin/drain")).json()["error"]["code"] != "invalid_api_key"
 
 
+@in_virtual_time
 async def test_browsers_of_allowed_origins_may_ask(make_fake):
     fake = await make_fake(allowed_origins=("https://a",), **KEYS)
     asks = {"Origin": "https://a", "Access-Control-Request-Method": "POST"}
@@ -143,6 +151,7 @@ async def test_browsers_of_allowed_origins_may_ask(make_fake):
     assert "access-control-allow-origin" not in (await without.http.get("/health", headers=asks)).headers
 
 
+@in_virtual_time
 async def test_load_counts_requests_and_ping_is_health(make_fake):
     fake = await make_fake()
     assert (await fake.http.get("/load")).json() == {"server_load": 0}
@@ -156,12 +165,17 @@ async def test_load_counts_requests_and_ping_is_health(make_fake):
         assert (answer.status_code, answer.json()["status"]) == (200, "ok")
 
 
+@in_virtual_time
 async def test_lengths_and_times_of_requests_are_histograms(make_fake):
     fake = await make_fake()
     call = start(fake, max_tokens=7, n=2)
     await until(lambda: len(fake.engine.requests) == 2)
     for number in (0, 1):
-        fake.engine.answer(number, "abc", slot=number, reason=FinishReason.LENGTH)
+        fake.engine.report(admitted=[(number, number)], num_running=1)
+        for token in b"abc":
+            await asyncio.sleep(0.01)
+            fake.engine.report(tokens={number: token}, num_running=1)
+        fake.engine.report(finished=[(number, FinishReason.LENGTH)])
     await call
     found = await metrics(fake)
     sums = {"prompt_tokens": 10, "generation_tokens": 6, "params_max_tokens": 14, "params_n": 2}
@@ -170,7 +184,7 @@ async def test_lengths_and_times_of_requests_are_histograms(make_fake):
     assert {name: found[f"vllm:request_{name}_count"] for name in counts} == counts
     parts = [found[f"vllm:request_{name}_time_seconds_sum"] for name in ("prefill", "decode", "inference")]
     assert parts[0] + parts[1] == pytest.approx(parts[2])
-    assert parts[1] > 0
+    assert parts[1] == pytest.approx(0.04)
 
 
 @pytest.fixture
@@ -178,6 +192,7 @@ def short_period(monkeypatch):
     monkeypatch.setattr(respond, "CLIENT_PERIOD", 0.2)
 
 
+@in_virtual_time
 async def test_a_stream_that_waits_gets_its_head_and_comments_and_then_its_answer(make_fake, short_period):
     fake = await make_fake()
     call = start(fake, stream=True)
@@ -191,6 +206,7 @@ async def test_a_stream_that_waits_gets_its_head_and_comments_and_then_its_answe
     assert events(answer.text)[-1] == "[DONE]"
 
 
+@in_virtual_time
 async def test_before_the_first_comment_a_failure_has_its_status_and_after_it_an_event(make_fake, short_period):
     for wait, status in ((0.0, 500), (0.5, 200)):
         fake = await make_fake()
@@ -202,6 +218,7 @@ async def test_before_the_first_comment_a_failure_has_its_status_and_after_it_an
         assert (answer.status_code, "engine_error" in answer.text) == (status, True)
 
 
+@in_virtual_time
 async def test_an_answer_that_is_not_streamed_gets_no_comments(make_fake, short_period):
     fake = await make_fake()
     call = start(fake)

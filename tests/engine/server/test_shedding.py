@@ -151,7 +151,7 @@ async def test_a_request_that_would_wait_too_long_is_503_and_counted_and_an_idle
     fake = await make_fake(engine=engine, shed_after=100.0)
     first = start(fake)
     await until(lambda: fake.engine.requests)
-    fake.engine.send(StepCost(CostModel(0.0, 0.0, 1e-3, 0.0, 0.0), 0.0, 100.0))
+    fake.service.admission.demand.step_cost = StepCost(CostModel(0.0, 0.0, 1e-3, 0.0, 0.0), 0.0, 100.0)
     fake.engine.report(num_prefill_tokens=100, step_seconds=0.1, num_running=1, waiting_prompt_tokens=500)
     await until(lambda: fake.service.session.stats.num_running == 1)
     refused = await start(fake)

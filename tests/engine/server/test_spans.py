@@ -209,7 +209,7 @@ class Stuck:
         self.release = threading.Event()
 
     def export(self, spans):
-        self.release.wait(10)
+        self.release.wait(120)
         return SpanExportResult.FAILURE
 
     def shutdown(self):
@@ -247,7 +247,7 @@ async def test_the_end_of_the_process_waits_for_spans_no_longer_than_told(make_t
     await answered(fake)
     began = time.monotonic()
     await asyncio.to_thread(fake.traces.close, 0.2)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 60
 
 
 def test_the_resource_is_named_by_the_environment(monkeypatch):

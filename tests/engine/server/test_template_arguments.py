@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from inflight_engine.models.conversation import Conversation
+from inflight_engine.models.tokens.conversation import Conversation
 from tests.engine.server.fake_engine import ByteTokenizer, until
 
 USER = {"role": "user", "content": "1 + 1?"}

@@ -19,9 +19,9 @@ def key_file(tmp_path):
     return path
 
 
-def signed(tenant, *keys, request_id="r1", age=0):
+def signed(tenant, *keys, request_id="r1", age=0, progress=()):
     at = int(time.time()) - age
-    message = f"{at}\n{tenant}\n{request_id}".encode()
+    message = "\n".join((str(at), tenant, request_id, *progress)).encode()
     signatures = ",".join(hmac.new(key.encode(), message, hashlib.sha256).hexdigest() for key in keys or (KEY,))
     headers = {"X-Inflight-Signature": f"v2={at}:{signatures}", "X-Request-Id": "r1"}
     return headers | ({"X-Inflight-Tenant": tenant} if tenant else {})
@@ -46,6 +46,8 @@ async def test_a_signed_request_reaches_the_engine_with_its_tenant_or_without_on
     assert await tenant_seen(fake, signed("acme")) == "acme"
     assert await tenant_seen(fake, signed("")) == ""
     assert await tenant_seen(fake, signed("acme", "another key", KEY)) == "acme"
+    progress = {"X-Inflight-Progress": "1"}
+    assert await tenant_seen(fake, signed("acme", progress=["1"]) | progress) == "acme"
 
 
 @pytest.mark.parametrize(
@@ -58,6 +60,8 @@ async def test_a_signed_request_reaches_the_engine_with_its_tenant_or_without_on
         signed("acme", age=1000),
         signed("acme", age=-100_000),  # signed at import; the tests may run for long before this one
         signed("acme") | {"X-Inflight-Tenant": "other"},
+        signed("acme") | {"X-Inflight-Progress": "1"},
+        signed("acme", progress=["1"]),
         signed("") | {"X-Inflight-Tenant": "other"},
         signed("acme") | {"X-Inflight-Signature": signed("acme")["X-Inflight-Signature"][3:]},
         signed("acme", *["x"] * 4, KEY),

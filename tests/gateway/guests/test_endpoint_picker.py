@@ -204,7 +204,7 @@ async def test_the_port_of_a_pool_opens_when_its_service_comes(shared):
         except grpc.aio.AioRpcError:
             return False
 
-    await until(answers, "the port of the new pool", 10)
+    await until(answers, "the port of the new pool", 60)
 
 
 async def test_istios_authority_which_is_no_host_is_taken(port):
@@ -267,7 +267,7 @@ async def test_requests_count_with_the_status_of_the_engines_response(shared):
     async def counted():
         return 'status="429"} 1.0' in await stack.metrics()
 
-    await until(counted, "the request is counted", 5)
+    await until(counted, "the request is counted", 60)
 
 
 async def test_a_refused_body_is_not_sent_back(port):
@@ -282,13 +282,13 @@ async def test_requests_are_in_flight_until_the_stream_ends(shared):
     async def none():
         return await in_flight(stack) == 0
 
-    await until(none, "the requests of other tests have ended", 5)
+    await until(none, "the requests of other tests have ended", 60)
     async with OtherGateway(port) as other:
         await other.say(head(), body(b'{"model": "m"}'))
         await other.answer()
         await other.answer()
         assert await in_flight(stack) == 1
-    await until(none, "the request has ended", 5)
+    await until(none, "the request has ended", 60)
 
 
 def test_nodes_without_ipv6_are_listened_on_by_ipv4(monkeypatch):
@@ -317,5 +317,5 @@ async def test_open_calls_end_before_the_picker_does_and_new_ones_are_taken_for_
         assert picker.poll() is None
         await other.say(ProcessingRequest(response_headers=HttpHeaders()))
         assert (await other.answer()).WhichOneof("response") == "response_headers"
-    await until(lambda: picker.poll() is not None, "the picker ends", 10)
+    await until(lambda: picker.poll() is not None, "the picker ends", 60)
     assert picker.returncode == 0

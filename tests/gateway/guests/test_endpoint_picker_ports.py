@@ -51,7 +51,7 @@ async def test_a_pools_port_that_is_in_use_is_opened_once_it_is_free(taken, monk
     assert f"port {pool_port(key)}" in said[0]
     assert "--ext-proc-port" not in said[0]
     other.close()
-    await until(lambda: pool_port(key) in ports._servers, "the port is open", 5)
+    await until(lambda: pool_port(key) in ports._servers, "the port is open", 60)
     running.cancel()
     await ports.close()
 

@@ -19,9 +19,9 @@ MOST_BYTES = 32 * 2**20
 HOLD_S = 10.0
 """Seconds that a client stays that neither ends nor is ended."""
 
-HELD, CLOSED, UNDER_WAY = "held", "closed", "under way"
-"""In place of a status: no answer while the client stayed, a connection that was closed without one, and neither when
-the attacks ended."""
+HELD, CLOSED, UNDER_WAY, LATE = "held", "closed", "under way", "late"
+"""In place of a status: no answer while the client stayed, a connection that was closed without one, neither when the
+attacks ended, and one of the first two where the client did not run for a while, so that it was late itself."""
 
 STREAMS, RESETS = 20, 100
 """HTTP/2 streams that one client opens at once, and that it resets at once."""

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 
-from tests.gateway.hostile.attacks import ATTACKS, HOLD_S, UNDER_WAY, Attack, Target
+from tests.gateway.hostile.attacks import ATTACKS, CLOSED, HELD, HOLD_S, LATE, UNDER_WAY, Attack, Target
 from tests.standin import TaskConnection
 from tools.standin.connection import PROGRESS, Request, listen
 from tools.standin.connection import Connection as EngineConnection
@@ -25,6 +25,9 @@ from tools.standin.connection import Connection as EngineConnection
 _ABSURD = b"inflight_kv_cache_tokens 1e12\ninflight_max_num_seqs 100000\ninflight_max_num_batched_tokens 100000\n"
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n%s: 1\r\n" % PROGRESS
 _MUCH = b"x" * 2**16
+
+_TICK_S, _STILL_S = 0.1, 1.0
+"""How often the process notes that it runs, and after what time without such a note it did not."""
 
 
 async def answer(request: Request, to: EngineConnection) -> None:
@@ -65,11 +68,13 @@ class Flood:
         self.got: Counter[tuple[str, str]] = Counter()
         self._target, self._rate, self._kinds = target, rate, kinds
         self._running: set[asyncio.Task[None]] = set()
+        self._ran_at = self._stood_still_at = 0.0
 
     async def run(self) -> None:
         """Runs until cancelled; then no connection remains."""
         try:
             async with asyncio.TaskGroup() as kinds:
+                kinds.create_task(self._tick())
                 for number, kind in enumerate(self._kinds):
                     kinds.create_task(self._kind(kind, ATTACKS[kind][0], f"127.0.1.{number + 1}"))
         finally:
@@ -87,9 +92,26 @@ class Flood:
             due = max(due + 1 / self._rate, loop.time() - 1.0)
             await asyncio.sleep(due - loop.time())
 
+    async def _tick(self) -> None:
+        self._ran_at = asyncio.get_running_loop().time()
+        while True:
+            self._note_time()
+            await asyncio.sleep(_TICK_S)
+
+    def _note_time(self) -> float:
+        now = asyncio.get_running_loop().time()
+        if now > self._ran_at + _STILL_S:
+            self._stood_still_at = now
+        self._ran_at = now
+        return now
+
     async def _one(self, kind: str, attack: Attack, peer: str) -> None:
+        begun = self._note_time()
         try:
             result = await attack(self._target, peer)
+            self._note_time()
+            if result in (HELD, CLOSED) and self._stood_still_at > begun:
+                result = LATE
         except OSError as error:
             result = f"no connection: {error.strerror or type(error).__name__}"
         except asyncio.CancelledError:

@@ -142,7 +142,7 @@ class Hostile:
             return all(not one["in_flight"] and not one.get("held") for one in state["services"])
 
         try:
-            await until(none_open, "nothing is in flight", 15)
+            await until(none_open, "nothing is in flight", 60)
         except AssertionError:
             self.report.fault(f"requests in flight or held remain: {state}")
 

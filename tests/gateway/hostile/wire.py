@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from contextlib import suppress
 
 import httptools
 
@@ -83,7 +84,7 @@ async def send(case: Case, port: int) -> tuple[Outcome, str]:
         pass
     finally:
         socket_ = writer.get_extra_info("socket")
-        if socket_ is not None:
+        with suppress(OSError):  # a reset has closed it
             socket_.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)
         writer.transport.abort()
     if case.http2:

@@ -17,7 +17,6 @@ from inflight_gateway.link.ready_pods import ReadyPods
 from inflight_gateway.link.server import RelayLinks
 from inflight_gateway.link.stream import MAX_REPLIES
 from inflight_gateway.link.wire import (
-    BEAT_S,
     MAX_FRAME_BYTES,
     MAX_TURNS,
     Answering,
@@ -342,8 +341,7 @@ async def test_a_picker_with_nothing_to_say_sends_beats(world):
     own, remote = await world.relay(), await world.remote()
     for relay in (own, remote):
         relay.frames.clear()
-    await asyncio.sleep(2 * BEAT_S + 0.1)
-    assert [len(relay.frames) >= 2 for relay in (own, remote)] == [True, True]
+    await until(lambda: min(len(relay.frames) for relay in (own, remote)) >= 2, "two beats each")
     assert own.heard() == remote.heard() == []
 
 
@@ -452,7 +450,7 @@ async def test_what_is_no_proof_reaches_no_request(world, sent, monkeypatch):
     monkeypatch.setattr("inflight_gateway.link.stream.HANDSHAKE_S", 0.2)
     reader, writer = await asyncio.open_connection("127.0.0.1", world.port)
     writer.write(sent)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(60):
         with suppress(ConnectionError):
             assert len(await reader.read(-1)) == 32
     writer.close()

@@ -100,13 +100,17 @@ class Edge:
             relay.answering.set()
             await relay.stop()
 
-    async def ask(self, path="/v1/models", *, source="127.0.0.1", tls=None, **request):
+    async def ask(self, path="/v1/models", **request):
+        """Status, body and headers of the answer to a GET."""
+        return await self.send("GET", path, **request)
+
+    async def send(self, method, path="/v1/models", *, source="127.0.0.1", tls=None, **request):
         """Status, body and headers of an answer, on a connection of its own. Args: tls: context of TLS."""
         connector = aiohttp.TCPConnector(local_addr=(source, 0), force_close=True)
         url = self.url if tls is None else f"https://127.0.0.1:{self.tls_port}"
         secured = {} if tls is None else {"ssl": tls}
         async with (
             aiohttp.ClientSession(connector=connector) as http,
-            http.get(url + path, **secured, **request) as answer,
+            http.request(method, url + path, **secured, **request) as answer,
         ):
-            return answer.status, await answer.json(), answer.headers
+            return answer.status, await answer.json() if answer.content_length else None, answer.headers

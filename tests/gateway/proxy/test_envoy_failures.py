@@ -21,6 +21,8 @@ def numbers(text: bytes) -> list[int]:
 async def test_without_a_picker_streams_go_on_and_new_requests_go_by_least_requests(stack, engines, http):
     first, second = await engines("e1", "stream"), await engines("e2", "stream")
     keyed = await engines("e3")
+    first.may_end.clear()
+    second.may_end.clear()
     stack.services(service("a", first, second, model="m"), service("b", keyed, model="n", api_keys_secret="keys"))
     await stack.start_all()
     streams = []
@@ -40,7 +42,9 @@ async def test_without_a_picker_streams_go_on_and_new_requests_go_by_least_reque
         for _ in range(4):
             begins = asyncio.Event()
             streams.append(asyncio.create_task(stream(begins)))
-            await asyncio.wait_for(begins.wait(), 10)
+            await asyncio.wait_for(begins.wait(), 60)
+        first.may_end.set()
+        second.may_end.set()
         await asyncio.gather(*streams)
         rest = await open_stream.content.read()
         assert numbers(begin + rest) == list(range(40))
@@ -69,7 +73,7 @@ async def test_endpoints_come_and_go_under_streams(stack, engines, http):
         begin = await open_stream.content.readline()
         stack.services(service("a", new, model="m"))
 
-        await until(lambda: new.seen, "the new endpoint is scraped", 5)
+        await until(lambda: new.seen, "the new endpoint is scraped", 60)
         status, body, _ = await ask(http, stack)
         assert (status, body) == (200, {"engine": "e2"})
         rest = await open_stream.content.read()
@@ -78,7 +82,7 @@ async def test_endpoints_come_and_go_under_streams(stack, engines, http):
 
 async def test_sigterm_drains(stack, engines, http):
     engine = await engines("e1", "stream")
-    engine.events = 60
+    engine.may_end.clear()
     stack.services(service("a", engine, model="m"))
     stack.picker_flags = ["--drain-min", "0.5"]
     await stack.start_all()
@@ -89,16 +93,17 @@ async def test_sigterm_drains(stack, engines, http):
         async def not_ready():
             return not await stack.ready()
 
-        await until(not_ready, "the gateway is not ready", 2)
+        await until(not_ready, "the gateway is not ready", 60)
         engine.answer = "ok"
         async with http.post(f"{stack.url}/v1/completions", data=STREAM, headers=A) as answer:
             assert answer.status == 200
             assert answer.headers.get("connection") == "close"
         await asyncio.sleep(1)
         assert stack.processes["picker"].poll() is None
+        engine.may_end.set()
         rest = await open_stream.content.read()
-        assert numbers(begin + rest) == list(range(60))
-    assert await asyncio.to_thread(stack.processes["picker"].wait, 5) == 0
+        assert numbers(begin + rest) == list(range(40))
+    assert await asyncio.to_thread(stack.processes["picker"].wait, 60) == 0
     assert stack.processes["envoy"].poll() is None
     assert "drained in" in stack.log("picker")
 
@@ -112,5 +117,5 @@ async def test_the_drain_ends_when_its_time_is_over(stack, engines, http):
     async with http.post(f"{stack.url}/v1/completions", data=STREAM, headers=A) as open_stream:
         await open_stream.content.readline()
         stack.signal("picker", signal.SIGTERM)
-        assert await asyncio.to_thread(stack.processes["picker"].wait, 5) == 0
+        assert await asyncio.to_thread(stack.processes["picker"].wait, 60) == 0
     assert "1 requests are cut off" in stack.log("picker")

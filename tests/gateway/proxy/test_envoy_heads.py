@@ -120,15 +120,16 @@ async def test_a_request_is_in_flight_until_its_response_ends(relayed, engines, 
     async def in_flight():
         return (await relayed.state())["services"][0]["in_flight"]
 
+    engine.may_end.clear()
     async with http.post(
         relayed.url + "/v1/completions", data=b'{"model": "m", "stream": true}', headers={"Host": "a.default"}
     ) as answer:
         await answer.content.readline()
-        await asyncio.sleep(0.3)
         assert await in_flight() == 1
+        engine.may_end.set()
         assert (await answer.content.read()).endswith(b"data: [DONE]\n\n")
 
     async def ended():
         return await in_flight() == 0
 
-    await until(ended, "no request is in flight", 2)
+    await until(ended, "no request is in flight", 20)

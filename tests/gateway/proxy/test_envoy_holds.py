@@ -65,7 +65,7 @@ async def test_a_client_that_leaves_waits_no_longer(stack, http):
 
     await until(one_held, "the request is held")
     waiting.cancel()
-    await until(none_held, "no request is held", 2)
+    await until(none_held, "no request is held", 10)
 
 
 async def test_requests_for_a_deleted_service_get_404(stack, http):

@@ -100,6 +100,7 @@ async def test_request_ids_are_kept_or_made(stack, engine, http):
 
 async def test_requests_in_flight_are_counted_until_their_response_ends(stack, engine, http):
     engine.answer = "stream"
+    engine.may_end.clear()
 
     async def in_flight():
         return (await stack.state())["services"][0]["in_flight"]
@@ -108,8 +109,9 @@ async def test_requests_in_flight_are_counted_until_their_response_ends(stack, e
     async with http.post(stack.url + "/v1/completions", data=body, headers={"Host": "a.default"}) as answer:
         await answer.content.readline()
         assert await in_flight() == 1
+        engine.may_end.set()
         assert (await answer.content.read()).endswith(b"data: [DONE]\n\n")
-    assert await until(lambda: _is_zero(in_flight), "no request is in flight", 2)
+    assert await until(lambda: _is_zero(in_flight), "no request is in flight", 20)
 
 
 async def _is_zero(count):

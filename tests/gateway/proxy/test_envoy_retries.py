@@ -31,7 +31,7 @@ async def test_a_request_that_kills_engines_before_their_head_ends_after_two(rel
         name = 'inflight_gateway_suspect_requests_total{namespace="default",service="a"} 1.0'
         return name in await relayed.metrics()
 
-    await until(counted, "the request is counted", 5)
+    await until(counted, "the request is counted", 60)
 
 
 async def test_without_a_picker_such_a_request_ends_after_two_engines_too(relayed, engines, http):

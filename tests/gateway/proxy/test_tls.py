@@ -58,7 +58,7 @@ async def test_a_renewed_certificate_is_served_without_a_restart(edge, tmp_path)
     async def renewed():
         return await asyncio.to_thread(served_name, edge.tls_port) == "second"
 
-    await until(renewed, "new connections get the new certificate", 10)
+    await until(renewed, "new connections get the new certificate", 60)
 
 
 @pytest.mark.parametrize("plain", [True, False])

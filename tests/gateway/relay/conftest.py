@@ -23,7 +23,7 @@ QUICK = Tuning(
 )
 
 
-async def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+async def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Wait until it holds."""
     for _ in range(int(seconds / 0.02)):
         if condition():

@@ -13,6 +13,7 @@ from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.link.wire import Ask, Frames, frame, from_relay
 from inflight_gateway.request.body import (
     MAX_DECODED_BYTES,
+    MAX_SCORES,
     NAME_CHARACTERS,
     NO_FIELDS,
     Body,
@@ -38,7 +39,7 @@ ANYTHING = st.recursive(
 FIELDS = st.sampled_from(
     "model messages prompt tools stream max_tokens max_completion_tokens max_output_tokens n class service_tier"
     " priority cache_salt prompt_cache_key instructions system input query queries documents text_1 text_2"
-    " inflight_continuation".split()
+    " inflight_continuation prompt_logprobs echo logprobs top_logprobs".split()
 )
 
 
@@ -92,6 +93,23 @@ def test_fields_are_read():
     body = chat("hello", stream=True, max_tokens=5, priority=-3, cache_salt="s", **{"class": "batch"})
     assert (body.model, body.stream, body.max_tokens, body.service_class) == ("m", True, 5, "batch")
     assert (body.priority, body.continues) == (-3, False)
+
+
+@pytest.mark.parametrize(
+    ("api", "fields", "scores"),
+    [
+        *((Api.OPENAI, {"prompt_logprobs": number}, number + 1) for number in (0, 20)),
+        *((Api.OPENAI, {"prompt_logprobs": number}, 0) for number in (-1, None, True, "5", 2**31)),
+        (Api.OPENAI, {"prompt_logprobs": 2**31 - 1}, MAX_SCORES),
+        (Api.OPENAI, {"echo": True, "logprobs": 5, "prompt_logprobs": 2}, 6),
+        (Api.OPENAI, {"echo": False, "logprobs": 5, "top_logprobs": 20}, 0),
+        (Api.OPENAI, {"echo": True, "logprobs": True}, 0),
+        (Api.RESPONSES, {"top_logprobs": 20, "prompt_logprobs": 5}, 21),
+        (Api.POOLING, {"input": "x"}, 0),
+    ],
+)
+def test_log_probabilities_for_each_token_are_counted(api, fields, scores):
+    assert parse(json.dumps(fields).encode(), api).scores == scores
 
 
 @pytest.mark.parametrize("number", [-1, 2**31, 10**400, -(10**400), 1.0, "1", True, None])

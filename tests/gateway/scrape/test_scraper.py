@@ -1,7 +1,6 @@
 """Scraping engines over real sockets. The engines are fake: small servers with one behaviour each."""
 
 import asyncio
-import time
 from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -20,6 +19,7 @@ from inflight_gateway.scrape import scraper as scraper_module
 from inflight_gateway.scrape.samples import Samples
 from inflight_gateway.scrape.scraper import EndpointScraper
 from inflight_gateway.types import Endpoint, ServiceConfig
+from tests.base.virtual_time import in_virtual_time
 from tests.gateway.waiting import until
 
 PAGE = b"vllm:num_requests_running 3\n"
@@ -220,16 +220,6 @@ async def test_an_engine_whose_metrics_port_is_closed_stays_reachable():
     await engine.stop()
 
 
-async def test_many_engines_are_scraped_less_often_each(monkeypatch):
-    monkeypatch.setattr(scraper_module, "MAX_PER_SECOND", 20)
-    async with scraping(*[well] * 10, interval=0.01) as (_, _, engines):
-        await until(lambda: all(engine.heads for engine in engines))
-        before = sum(len(engine.heads) for engine in engines)
-        await asyncio.sleep(2.0)
-        scrapes = sum(len(engine.heads) for engine in engines) - before
-    assert 20 <= scrapes <= 60, "at 100 a second for each of ten engines there would be 2,000"
-
-
 class Pages(EndpointScraper):
     """A scraper of engines without sockets. Attributes: lost: addresses whose next scrape gets no answer. read: pages,
     by address. page: of all engines."""
@@ -247,7 +237,32 @@ class Pages(EndpointScraper):
         return self.page
 
 
-async def test_with_3000_engines_samples_stay_fresh_and_one_lost_scrape_leaves_an_engine_reachable(monkeypatch):
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock of scrapers in virtual time."""
+
+    def now():
+        return asyncio.get_running_loop().time()
+
+    for module in ("inflight_base.page.scraper", "inflight_gateway.scrape.scraper"):
+        monkeypatch.setattr(f"{module}.monotonic", now)
+    return now
+
+
+@in_virtual_time
+async def test_many_engines_are_scraped_less_often_each(monkeypatch, clock):
+    monkeypatch.setattr(scraper_module, "MAX_PER_SECOND", 20)
+    scraper = Pages(Samples(), 0.01)
+    scraper.keep(of_one_service(f"10.0.0.{number}:8000" for number in range(10)))
+    await until(lambda: len(scraper.read) == 10)
+    before = scraper.read.total()
+    await asyncio.sleep(2.0)
+    assert 20 <= scraper.read.total() - before <= 60, "at 100 a second for each of ten engines there would be 2,000"
+    scraper.close()
+
+
+@in_virtual_time
+async def test_with_3000_engines_samples_stay_fresh_and_one_lost_scrape_leaves_an_engine_reachable(monkeypatch, clock):
     """A tenth of the engines, at ten times the speed."""
     faster = 10
     for module, name in ((samples_module, "UNREACHABLE_AFTER_SECONDS"), (load_module, "STALE_S")):
@@ -262,12 +277,13 @@ async def test_with_3000_engines_samples_stay_fresh_and_one_lost_scrape_leaves_a
         if number == 5:
             scraper.lost = set(addresses[::7])
         await asyncio.sleep(0.05)
-        assert all(is_fresh(EndpointLoad(None, samples.get(each)), time.monotonic()) for each in addresses)
+        assert all(is_fresh(EndpointLoad(None, samples.get(each)), clock()) for each in addresses)
     assert unreachable == []
     scraper.close()
 
 
-async def test_engines_with_large_pages_are_scraped_less_often_by_as_much(monkeypatch):
+@in_virtual_time
+async def test_engines_with_large_pages_are_scraped_less_often_by_as_much(monkeypatch, clock):
     monkeypatch.setattr(scraper_module, "LARGE_PAGE", 1000)
     samples = Samples()
     scraper = Pages(samples, 0.02)
@@ -278,7 +294,8 @@ async def test_engines_with_large_pages_are_scraped_less_often_by_as_much(monkey
     scraper.close()
 
 
-async def test_engines_that_come_at_once_are_scraped_one_after_another(monkeypatch):
+@in_virtual_time
+async def test_engines_that_come_at_once_are_scraped_one_after_another(monkeypatch, clock):
     monkeypatch.setattr(scraper_module, "MAX_PER_SECOND", 200)
     scraper = Pages(Samples(), 1.0)
     scraper.keep(of_one_service(f"10.0.0.{number}:8000" for number in range(100)))

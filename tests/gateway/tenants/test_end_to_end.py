@@ -10,9 +10,9 @@ import pytest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import GATEWAY_ANNOTATION
 from inflight_base.signing import is_signed, tenant_key
-from inflight_kubectl.engine_access import PortForward
-from inflight_kubectl.gateway_view import gateway_view
-from inflight_kubectl.resources import Service
+from inflight_kubectl.access.resources import Service
+from inflight_kubectl.engines.engine_access import PortForward
+from inflight_kubectl.engines.gateway_view import gateway_view
 from tests.gateway.client import ask, service
 from tests.gateway.fake_engine import headers_of
 from tests.gateway.gateway_stack import GatewayStack, until
@@ -60,7 +60,7 @@ async def test_only_right_keys_pass_and_no_engine_sees_them(stack, engines, http
         assert "authorization" not in headers
         assert "api-key" not in headers
         assert headers["x-inflight-tenant"] == "acme"
-        message = f"acme\nr-{number}".encode()
+        message = f"acme\nr-{number}\n1".encode()
         assert is_signed([key.encode()], message, headers["x-inflight-signature"], time.time())
     for wrong in ({}, bearer("ifk_2"), bearer("ifk_1x"), {"authorization": "Basic ifk_1"}, {"x-inflight-attempt": "2"}):
         status, body, headers = await ask(http, stack, headers=wrong)
@@ -144,7 +144,7 @@ async def test_concurrent_streams_are_exact_and_leave_room_when_they_end_or_are_
         found.append(answer)
         return answer.status == 200
 
-    await until(room, "a stream that its client left makes room", 5)
+    await until(room, "a stream that its client left makes room", 60)
     assert (await stream()).status == 429
     for one in found:
         one.close()
@@ -186,7 +186,7 @@ async def test_without_the_gateway_key_services_with_keys_are_closed_until_it_is
     async def served():
         return (await ask(http, stack, headers=bearer("ifk_1")))[0] == 200
 
-    await until(served, "the key is read", 15)
+    await until(served, "the key is read", 60)
 
 
 async def test_malformed_requests_never_make_an_error_of_the_server(stack, engines, http):
@@ -214,7 +214,7 @@ async def test_the_plugin_shows_the_picks_and_the_held_requests_of_the_picker(st
     async def asleep():
         return 'inflight_gateway_endpoints{namespace="default",service="a"} 0.0' in await stack.metrics()
 
-    await until(asleep, "the picker knows of no engine", 10)
+    await until(asleep, "the picker knows of no engine", 60)
     held = asyncio.create_task(ask(http, stack))
     api = FakeApi(body("a", spec=GATEWAY))
     api.objects[SERVICE.replace("chat", "a")] = {
@@ -228,7 +228,7 @@ async def test_the_plugin_shows_the_picks_and_the_held_requests_of_the_picker(st
         view = await asyncio.to_thread(gateway_view, api.target(), found)
         return view if view.problem or (view.held and view.picks) else None
 
-    view = await until(seen, "the view has both", 10)
+    view = await until(seen, "the view has both", 60)
     assert (view.problem, view.pods, view.held) == (None, ("gw-0",), 1)
     assert (view.picks[0].request_id, view.picks[0].tenant, view.picks[0].status) == ("r-1", "acme", 200)
     stack.services(service("a", engine, model="m"))

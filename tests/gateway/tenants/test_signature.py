@@ -11,7 +11,7 @@ from inflight_base.manifest.keys import ServiceKey
 from inflight_base.signing import is_signed, signed, tenant_key
 from inflight_contract.errors import ApiError
 from inflight_contract.tenants import MAX_AGE_S, Tenants
-from inflight_gateway.request.headers import SIGNATURE, TENANT, TENANT_SIGNATURE_V1
+from inflight_gateway.request.headers import PROGRESS, SIGNATURE, TENANT, TENANT_SIGNATURE_V1
 from inflight_gateway.tenants.signature import EngineHeaders
 from inflight_gateway.types import ServiceConfig
 from inflight_operator.keys import GatewayKey
@@ -45,6 +45,15 @@ def refused(tenants, given, request_id="r-1"):
         tenants.of(given, request_id)
     assert (error.value.status, error.value.code) == (401, "invalid_tenant_signature")
     return error.value.message
+
+
+def test_progress_is_signed_and_cannot_be_added_or_taken_away(engine):
+    tenants = engine(*OLD)
+    plain, asked = (dict(EngineHeaders(*OLD, wall=lambda: NOW).to_set(CHAT, "acme", "r-1", each)) for each in ("", "1"))
+    assert tenants.of(Headers(asked | {PROGRESS: "1"}), "r-1") == "acme"
+    refused(tenants, Headers(plain | {PROGRESS: "1"}))
+    refused(tenants, Headers(asked | {PROGRESS: "2"}))
+    refused(tenants, Headers(asked))
 
 
 def test_the_tenant_key_is_the_contracts():

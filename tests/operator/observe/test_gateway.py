@@ -58,7 +58,7 @@ async def reading(slices, port, monkeypatch):
             await asyncio.wait({task})
 
 
-async def until(holds, seconds=5.0):
+async def until(holds, seconds=60.0):
     async with asyncio.timeout(seconds):
         while not holds():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -68,7 +68,7 @@ async def test_lines_are_taken_as_they_come_and_what_begins_to_be_held_is_report
     async with gateway_pod() as pod:
         pod.begins_with(said("chat", idle=40.0), said("code", in_flight=2))
         async with reading(Slices(endpoint_slice("g-1")), pod.port, monkeypatch) as (reader, woken):
-            await reader.settled(5.0)
+            await reader.settled(60.0)
             view = reader.view(CHAT)
             assert (view.known, view.pods, view.heard, view.held) == (True, 1, 1, 0)
             assert 40.0 <= view.idle_s < 45.0
@@ -92,7 +92,7 @@ async def test_a_pod_that_hangs_up_is_silent_until_it_is_reached_again_and_is_id
     async with gateway_pod() as pod:
         pod.begins_with(said("chat", idle=500.0))
         async with reading(Slices(endpoint_slice("g-1")), pod.port, monkeypatch) as (reader, _):
-            await reader.settled(5.0)
+            await reader.settled(60.0)
             assert reader.view(CHAT).idle_s >= 500.0
             pod.status = 503
             await pod.hangs_up()
@@ -108,7 +108,7 @@ async def test_requests_held_when_the_operator_comes_are_reported(monkeypatch):
     async with gateway_pod() as pod:
         pod.begins_with(said("chat", held=4), said("code", held=1))
         async with reading(Slices(endpoint_slice("g-1")), pod.port, monkeypatch) as (reader, woken):
-            await reader.settled(5.0)
+            await reader.settled(60.0)
             await until(lambda: len(woken) == 2)
             assert set(woken) == {CHAT, CODE}
 
@@ -192,7 +192,7 @@ async def test_a_lookup_that_is_refused_keeps_the_pods_and_is_said_where_there_a
         pod.begins_with(said("chat", held=1))
         slices = Slices(endpoint_slice("g-1"))
         async with reading(slices, pod.port, monkeypatch) as (reader, _):
-            await reader.settled(5.0)
+            await reader.settled(60.0)
             slices.error = KubeApiError("GET", 403, "forbidden")
             await until(lambda: not reader.view(CHAT).known)  # there may be a pod that is not in the list
             assert reader.view(CHAT).held == 1
@@ -229,7 +229,7 @@ async def test_a_silent_stream_counts_as_broken(monkeypatch):
     async with gateway_pod() as pod:
         pod.begins_with(said("chat"))
         async with reading(Slices(endpoint_slice("g-1")), pod.port, monkeypatch) as (reader, _):
-            await reader.settled(5.0)
+            await reader.settled(60.0)
             await until(lambda: "does not answer" in reader.view(CHAT).silence)
 
 
@@ -239,7 +239,7 @@ async def test_the_demand_of_a_service_is_the_sum_over_classes_for_each_pod(monk
             said("chat", chat={"arrived": 3, "prompt_tokens": 30, "sent": 2}, batch={"arrived": 4, "later": 1})
         )
         async with reading(Slices(endpoint_slice("g-1", "g-2")), pod.port, monkeypatch) as (reader, _):
-            await reader.settled(5.0)
+            await reader.settled(60.0)
             view = reader.view(CHAT)
             assert view.demand == dict.fromkeys(("g-1", "g-2"), GatewayDemand(arrived=7, prompt_tokens=30, sent=2))
             assert view.counts
@@ -249,7 +249,7 @@ async def test_the_demand_is_not_known_while_a_pod_of_an_earlier_release_reports
     async with gateway_pod() as pod:
         pod.begins_with(said("chat"))
         async with reading(Slices(endpoint_slice("g-1")), pod.port, monkeypatch) as (reader, _):
-            await reader.settled(5.0)
+            await reader.settled(60.0)
             view = reader.view(CHAT)
             assert view.known
             assert not view.counts

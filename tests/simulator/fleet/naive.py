@@ -3,7 +3,7 @@
 from math import ceil, inf, nan
 
 from inflight_cost.model import StepWork, attended_tokens
-from inflight_simulator.fleet.noise import Noise
+from inflight_simulator.fleet.replicas.noise import Noise
 
 
 class Sequence:

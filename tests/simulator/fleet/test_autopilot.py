@@ -11,9 +11,9 @@ from inflight_operator.reconcile.reconciler import ReconcilerSettings
 from inflight_operator.render.plan import Settings
 from inflight_settings.limits import Limits
 from inflight_simulator.fleet import autopilot
+from inflight_simulator.fleet.commands.named import simulate_named
 from inflight_simulator.fleet.config import FleetConfig, GatewayModel, RequestTargets
-from inflight_simulator.fleet.named import simulate_named
-from inflight_simulator.fleet.replica import scheduler_config
+from inflight_simulator.fleet.replicas.replica import scheduler_config
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.run import run_fleet
 from tests.simulator.fleet.test_naive import random_requests

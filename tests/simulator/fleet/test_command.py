@@ -9,9 +9,9 @@ import pytest
 from inflight_settings.limits import Limits
 from inflight_simulator.cli import main
 from inflight_simulator.errors import InputError
+from inflight_simulator.fleet.commands.flags import limits, seconds
+from inflight_simulator.fleet.commands.replica_file import read_replica
 from inflight_simulator.fleet.config import ReplicaModel
-from inflight_simulator.fleet.flags import limits, seconds
-from inflight_simulator.fleet.replica_file import read_replica
 from inflight_simulator.fleet.requests import read_requests
 from inflight_simulator.trace_files import read_arrivals
 

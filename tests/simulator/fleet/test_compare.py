@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from inflight_simulator.cli import main
-from inflight_simulator.fleet.compare_command import comparison_table, followed, ranked
+from inflight_simulator.fleet.commands.compare_command import comparison_table, followed, ranked
+from inflight_simulator.fleet.commands.plot import plot_comparison, without_first_token
+from inflight_simulator.fleet.commands.summary import FleetSummary
 from inflight_simulator.fleet.outcome import FleetRun, ReplicaCount
-from inflight_simulator.fleet.plot import plot_comparison, without_first_token
-from inflight_simulator.fleet.summary import FleetSummary
 from inflight_simulator.summary import Distribution
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from inflight_simulator.cost import LLAMA_8B_H100
-from inflight_simulator.fleet.replica_file import read_replica
+from inflight_simulator.fleet.commands.replica_file import read_replica
 
 FOLDER = Path(__file__).parents[3] / "simulator" / "examples" / "replicas"
 PARAMETERS, KV_BYTES, OPERATIONS_PER_PAIR = 8.03e9, 131_072, 4 * 32 * 4096

@@ -9,7 +9,7 @@ import pytest
 from inflight_settings.limits import Limits
 from inflight_simulator.fleet.config import FleetConfig, ReplicaModel, RequestTargets
 from inflight_simulator.fleet.outcome import FleetRun, ReplicaCount
-from inflight_simulator.fleet.replica import NEVER
+from inflight_simulator.fleet.replicas.replica import NEVER
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.routing import Router
 from inflight_simulator.fleet.run import run_fleet, simulate_fleet, ttft_targets

@@ -7,11 +7,11 @@ import pytest
 
 from inflight_settings.limits import Limits
 from inflight_simulator.cli import main
+from inflight_simulator.fleet.commands.traffic import doubled
 from inflight_simulator.fleet.config import ROUTINGS, FleetConfig, ReplicaModel
 from inflight_simulator.fleet.control import view_of
 from inflight_simulator.fleet.requests import Requests, read_requests
 from inflight_simulator.fleet.run import run_fleet, simulate_fleet
-from inflight_simulator.fleet.traffic import doubled
 from inflight_simulator.fleet.view import Fixed
 from tests.simulator.fleet.test_naive import random_requests
 

@@ -8,8 +8,8 @@ import pytest
 from inflight_settings.limits import Limits
 from inflight_simulator.cli import main
 from inflight_simulator.errors import InputError
+from inflight_simulator.fleet.commands.flags import flood as parsed_flood
 from inflight_simulator.fleet.config import FleetConfig, GatewayModel, ReplicaModel, RequestTargets
-from inflight_simulator.fleet.flags import flood as parsed_flood
 from inflight_simulator.fleet.requests import Flood, Requests, read_requests
 from inflight_simulator.fleet.run import run_fleet, simulate_fleet
 from inflight_simulator.fleet.service import read_gateway_spec

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from inflight_settings.limits import Limits
+from inflight_simulator.fleet.commands.traffic import workload_of
 from inflight_simulator.fleet.config import FleetConfig, ReplicaModel
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.run import simulate_fleet
@@ -14,7 +15,6 @@ from inflight_simulator.fleet.scalers.oracle import (
     needed,
     search_oracle,
 )
-from inflight_simulator.fleet.traffic import workload_of
 from inflight_simulator.fleet.view import Fixed
 from tests.simulator.fleet.scalers_support import sample, view
 

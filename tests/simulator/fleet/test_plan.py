@@ -7,11 +7,11 @@ from inflight_cost.capacity import Replica, Targets, Workload, largest_rate, ste
 from inflight_cost.limits import best_limits
 from inflight_settings.limits import Limits, LimitsBounds
 from inflight_simulator.cli import main
+from inflight_simulator.fleet.commands.plan import KV_CACHE, SLOTS, TPOT, TTFT, breaking_points, first_to_break
+from inflight_simulator.fleet.commands.replica_file import read_replica
+from inflight_simulator.fleet.commands.traffic import busiest, describe, doubled, workload_of
 from inflight_simulator.fleet.config import REFERENCE_COST
-from inflight_simulator.fleet.plan import KV_CACHE, SLOTS, TPOT, TTFT, breaking_points, first_to_break
-from inflight_simulator.fleet.replica_file import read_replica
 from inflight_simulator.fleet.requests import Requests
-from inflight_simulator.fleet.traffic import busiest, describe, doubled, workload_of
 from tests.simulator.fleet.test_example_replicas import FOLDER
 
 REPLICA = Replica(REFERENCE_COST, 400_000)

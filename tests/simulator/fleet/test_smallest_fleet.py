@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from inflight_settings.limits import Limits
+from inflight_simulator.fleet.commands.plan import smallest_fleet
 from inflight_simulator.fleet.config import FleetConfig
-from inflight_simulator.fleet.plan import smallest_fleet
 from inflight_simulator.fleet.requests import Requests
 
 

@@ -12,7 +12,7 @@ from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_settings.limits import Limits
 from inflight_settings.scheduling import ServiceClass
 from inflight_simulator.arrivals import OUTPUT_TOKEN
-from inflight_simulator.fleet.scheduler import FleetScheduler
+from inflight_simulator.fleet.replicas.scheduler import FleetScheduler
 
 CLASSES = (ServiceClass("a", weight=3.0), ServiceClass("b"))
 

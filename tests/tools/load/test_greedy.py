@@ -64,7 +64,7 @@ async def test_a_503_with_retry_after_is_obeyed_and_any_other_refusal_has_failed
 
 
 async def test_the_line_that_says_streams_flow_comes_before_the_answers(capsys):
-    await asyncio.wait_for(answers(whole, "--flowing", "2"), 10)
+    await asyncio.wait_for(answers(whole, "--flowing", "2"), 60)
     first, last = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert first == {"flowing": 2}
     assert last["done"]

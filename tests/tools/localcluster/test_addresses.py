@@ -10,9 +10,9 @@ from dataclasses import astuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.localcluster import addresses, host, settings
-from tools.localcluster.addresses import CANDIDATES, Network, Ports
-from tools.localcluster.settings import Settings
+from tools.localcluster.node import addresses, host, settings
+from tools.localcluster.node.addresses import CANDIDATES, Network, Ports
+from tools.localcluster.node.settings import Settings
 
 
 def test_the_usual_ranges_are_taken_where_nothing_is_in_the_way():

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from cryptography import x509
 
-from tools.localcluster import certificates
+from tools.localcluster.node import certificates
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tools.localcluster import choose, docker_clusters, images, kubectl_program
+from tools.localcluster import choose, docker_clusters
 from tools.localcluster.choose import Choice
 from tools.localcluster.docker_clusters import NamedCluster
 from tools.localcluster.errors import ClusterError
+from tools.localcluster.images import dockerfiles
+from tools.localcluster.programs import kubectl_program
 
 
 @pytest.mark.parametrize(
@@ -51,7 +53,7 @@ def test_a_docker_daemon_and_kind_give_kind(tmp_path, monkeypatch):
 
 
 def test_docker_builds_with_the_repository_as_context():
-    command = docker_clusters.build_command(images.named("operator"), "r/x:dev", {"HTTP_PROXY": "p"})
+    command = docker_clusters.build_command(dockerfiles.named("operator"), "r/x:dev", {"HTTP_PROXY": "p"})
     assert command[:2] == ["docker", "build"]
     assert command[command.index("--file") + 1].endswith("operator/Dockerfile")
     assert command[command.index("--tag") + 1] == "r/x:dev"
@@ -61,7 +63,7 @@ def test_docker_builds_with_the_repository_as_context():
 
 @pytest.mark.parametrize("prefix", ["registry.example/team", "registry.example/team/"])
 def test_a_named_cluster_pulls_from_the_users_prefix(prefix):
-    reference = docker_clusters.pushed_reference(images.named("engine"), prefix)
+    reference = docker_clusters.pushed_reference(dockerfiles.named("engine"), prefix)
     assert reference == "registry.example/team/inflight-engine:dev"
 
 
@@ -73,7 +75,7 @@ def test_kind_gets_the_image_under_its_own_cluster_name():
 def test_building_for_a_named_cluster_without_a_prefix_says_what_to_set(tmp_path, monkeypatch):
     monkeypatch.delenv("INFLIGHT_IMAGE_PREFIX", raising=False)
     with pytest.raises(ClusterError, match="INFLIGHT_IMAGE_PREFIX"):
-        NamedCluster(tmp_path / "config", print).build(images.named("engine"))
+        NamedCluster(tmp_path / "config", print).build(dockerfiles.named("engine"))
 
 
 def test_a_named_kubeconfig_that_is_no_file_is_said(tmp_path):
@@ -100,7 +102,7 @@ def test_kubectl_does_not_ask_a_proxy_for_the_cluster(tmp_path, monkeypatch):
 
 
 def test_a_variant_of_an_image_has_its_own_tag_and_build_arguments():
-    image = images.named("operator")
+    image = dockerfiles.named("operator")
     variant = image.variant("other", {"VERSION": "2"})
     assert (variant.reference, variant.dockerfile) == ("localhost/inflight-operator:other", image.dockerfile)
     assert docker_clusters.pushed_reference(variant, "r/x/") == "r/x/inflight-operator:other"

@@ -97,7 +97,7 @@ def test_a_second_holder_of_a_lock_waits_and_says_for_whom(tmp_path):
     assert said == [f"bringing it up is already being done by process {holder.pid}; waiting for it"]
     assert not entered.is_set()
     holder.kill()  # a killed holder leaves no lock behind
-    assert entered.wait(10)
+    assert entered.wait(60)
     waiting.join()
     holder.communicate()
 

@@ -7,10 +7,11 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
-from tools.localcluster import coredns, image_store, node_programs
-from tools.localcluster.addresses import CANDIDATES, Ports
-from tools.localcluster.plane import ApiPlane
-from tools.localcluster.settings import Settings
+from tools.localcluster.images import image_store
+from tools.localcluster.node.addresses import CANDIDATES, Ports
+from tools.localcluster.node.plane import ApiPlane
+from tools.localcluster.node.settings import Settings
+from tools.localcluster.programs import coredns, node_programs
 
 NETWORK = CANDIDATES[0]
 ROOT, BIN = Path("/c"), Path("/bin/x")

@@ -6,9 +6,10 @@ import sys
 
 import pytest
 
-from tools.localcluster import gobuild, gotoolchain, locking
-from tools.localcluster.goparts import NODE_PARTS
+from tools.localcluster import locking
 from tools.localcluster.layout import Layout
+from tools.localcluster.programs import gobuild, gotoolchain
+from tools.localcluster.programs.goparts import NODE_PARTS
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ import shutil
 
 import pytest
 
-from tools.localcluster import goparts, gotoolchain, layout
-from tools.localcluster.goparts import KWOK, NODE_PARTS, PROMTOOL, Part
+from tools.localcluster import layout
+from tools.localcluster.programs import goparts, gotoolchain
+from tools.localcluster.programs.goparts import KWOK, NODE_PARTS, PROMTOOL, Part
 
 
 @pytest.mark.parametrize("part", [*NODE_PARTS, PROMTOOL, KWOK], ids=lambda part: part.name)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tools.localcluster import commands, gotoolchain
+from tools.localcluster import commands
 from tools.localcluster.layout import Layout
+from tools.localcluster.programs import gotoolchain
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import tarfile
 
 import pytest
 
-from tools.localcluster import base_image, image_store, images, oci_archive
 from tools.localcluster.errors import ClusterError
-from tools.localcluster.images import StepReader
-from tools.localcluster.oci_archive import ImageConfig
+from tools.localcluster.images import base_image, dockerfiles, image_store, oci_archive
+from tools.localcluster.images.dockerfiles import StepReader
+from tools.localcluster.images.oci_archive import ImageConfig
 
 
 def test_an_archive_is_an_image_layout_whose_digests_hold(tmp_path):
@@ -90,19 +90,19 @@ def test_the_bundle_that_the_environment_names_comes_first(tmp_path):
 
 def test_an_unknown_image_is_refused_with_the_names_that_exist():
     with pytest.raises(ClusterError, match="engine, operator, envoy"):
-        images.named("gateway")
+        dockerfiles.named("gateway")
 
 
 def test_too_little_disk_is_said_before_a_build():
-    image = images.named("engine")
-    images.require_disk(image, image.disk_gb * 10**9)
+    image = dockerfiles.named("engine")
+    dockerfiles.require_disk(image, image.disk_gb * 10**9)
     with pytest.raises(ClusterError, match="INFLIGHT_CACHE"):
-        images.require_disk(image, image.disk_gb * 10**9 - 1)
+        dockerfiles.require_disk(image, image.disk_gb * 10**9 - 1)
 
 
 def test_only_proxy_settings_that_are_set_reach_a_build():
     environment = {"HTTPS_PROXY": "http://p:1", "no_proxy": "", "SECRET": "x"}
-    assert images.proxy_arguments(environment) == {"HTTPS_PROXY": "http://p:1"}
+    assert dockerfiles.proxy_arguments(environment) == {"HTTPS_PROXY": "http://p:1"}
 
 
 def test_build_output_tells_the_step_the_cached_ones_and_the_last_words():

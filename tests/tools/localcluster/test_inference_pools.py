@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tools.localcluster import gotoolchain, inference_pools
 from tools.localcluster.errors import ClusterError
 from tools.localcluster.layout import REPOSITORY, Layout
+from tools.localcluster.programs import gotoolchain, inference_pools
 
 DOWNLOADS = """#!/bin/sh
 [ "$1 $2" = "mod download" ] && grep -q "$3 {version}" go.mod || exit 2

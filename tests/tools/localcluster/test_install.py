@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tools.localcluster import ClusterError, apiserver_only, kubeconfig_path, kubectl
-from tools.localcluster.kubectl_program import environment
+from tools.localcluster.programs.kubectl_program import environment
 from tools.testbed import install
 from tools.testbed.helm import CHART, OPERATOR_NAMESPACE, RELEASE, helm
 

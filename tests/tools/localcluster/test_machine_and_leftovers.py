@@ -14,12 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from tools.localcluster import cgroups, host, layout, leftovers, machine, node, packages, preflight, probe
-from tools.localcluster.addresses import CANDIDATES
+from tools.localcluster import layout, machine, probe
 from tools.localcluster.errors import ClusterError
-from tools.localcluster.image_store import CONTAINERD_SOCKET
+from tools.localcluster.images.image_store import CONTAINERD_SOCKET
 from tools.localcluster.layout import Layout
-from tools.localcluster.preflight import GIGABYTE, MEMORY_GB, Facts
+from tools.localcluster.node import cgroups, host, leftovers, own_node, preflight
+from tools.localcluster.node.addresses import CANDIDATES
+from tools.localcluster.node.preflight import GIGABYTE, MEMORY_GB, Facts
+from tools.localcluster.programs import packages
 
 GOOD = Facts(
     is_linux=True,
@@ -182,8 +184,8 @@ def test_links_of_pods_that_nobody_tore_down_go_with_the_cluster_and_no_others()
     if machine.namespace_problem():
         pytest.skip("this machine cannot make namespaces")
     take_down = (
-        "import pathlib; from tools.localcluster import host, layout\n"
-        "from tools.localcluster.addresses import CANDIDATES\n"
+        "import pathlib; from tools.localcluster import layout; from tools.localcluster.node import host\n"
+        "from tools.localcluster.node.addresses import CANDIDATES\n"
         "host.tear_down(CANDIDATES[0], layout.Layout(pathlib.Path('/nonexistent')))"
     )
     script = f"{LINKS}\n{shlex.quote(sys.executable)} -c {shlex.quote(take_down)}\nip -brief link show type veth"
@@ -248,10 +250,10 @@ def heartbeat(status, seconds):
 
 def test_a_node_is_ready_only_by_a_report_of_the_kubelet_that_runs_now():
     since = datetime.datetime(2026, 1, 1, 12, 0, 30, tzinfo=datetime.UTC)
-    assert node.is_ready(heartbeat("True", 30), since)
-    assert not node.is_ready(heartbeat("True", 29), since)
-    assert not node.is_ready(heartbeat("False", 31), since)
-    assert not node.is_ready({"metadata": {}}, since)
+    assert own_node.is_ready(heartbeat("True", 30), since)
+    assert not own_node.is_ready(heartbeat("True", 29), since)
+    assert not own_node.is_ready(heartbeat("False", 31), since)
+    assert not own_node.is_ready({"metadata": {}}, since)
 
 
 def test_a_dns_question_is_encoded_as_rfc_1035_says():

@@ -32,7 +32,7 @@ def python(code, name="sleeper", **environment):
 SLEEP = "import time; time.sleep(60)"
 
 
-def wait_until(condition, seconds=10):
+def wait_until(condition, seconds=60):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

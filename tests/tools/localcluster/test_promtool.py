@@ -2,9 +2,9 @@
 
 import pytest
 
-from tools.localcluster import promtool_program
 from tools.localcluster.errors import ClusterError
 from tools.localcluster.layout import Layout
+from tools.localcluster.programs import promtool_program
 
 APT = """#!/bin/sh
 [ "$2" = update ] && { touch "$LISTS"; exit 0; }

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from inflight_kubectl import answers
+from inflight_kubectl.load import answers
 from inflight_kubectl.load.client import Client, DisconnectedError
 from inflight_simulator.arrivals import Scaling, scaled
 from inflight_simulator.trace_files import read_arrivals

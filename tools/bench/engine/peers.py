@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from inflight_engine.models.checkpoints.source import resolve
 from inflight_engine.models.export import export
-from inflight_engine.models.source import resolve
 from tools.measure.served import log_end
 
 SOURCE = "builtin://smollm2"

@@ -35,7 +35,7 @@ from typing import Any
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.signing import tenant_key
 from inflight_gateway.request.headers import TENANT
-from inflight_kubectl.answers import Answer, AnswerError
+from inflight_kubectl.load.answers import Answer, AnswerError
 from inflight_kubectl.load.client import Client, DisconnectedError
 from tools.bench.gateway.stack import GATEWAY_KEY, SECRET, bearer, gateways, new_key, secret
 from tools.measure import report

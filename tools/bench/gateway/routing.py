@@ -21,7 +21,7 @@ from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from inflight_kubectl.answers import Answer
+from inflight_kubectl.load.answers import Answer
 from inflight_kubectl.load.client import Client
 from inflight_operator.observe.metrics import Sample, parse_metrics
 from inflight_settings.limits import Limits

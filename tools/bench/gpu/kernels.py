@@ -18,8 +18,8 @@ from inflight_engine.execution.attention.torch_sdpa import TorchSdpaBackend
 from inflight_engine.execution.attention.triton_paged import TritonBackend
 from inflight_engine.execution.sampling.device_sampler import DeviceSampler
 from inflight_engine.execution.triton_ops import TritonOps
+from inflight_engine.models.checkpoints.shape import ModelShape
 from inflight_engine.models.ops import TorchOps
-from inflight_engine.models.shape import ModelShape
 from inflight_engine.request import NO_TOKENS, SamplingParams
 from inflight_engine.scheduling.plan import SlotStart, StepPlan
 from tools.bench.gpu.draws import FILTERS, MOST_EXCESS, excess, probabilities

@@ -12,7 +12,7 @@ from unittest import mock
 
 import torch
 
-from inflight_engine.models.weight_source import WeightSource
+from inflight_engine.models.checkpoints.weight_source import WeightSource
 
 QWEN = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 1024,

@@ -8,7 +8,8 @@ from typing import NoReturn
 
 from tools.bench.operator import options
 from tools.bench.operator.plane import PARTS
-from tools.localcluster import ClusterError, gobuild, layout, packages
+from tools.localcluster import ClusterError, layout
+from tools.localcluster.programs import gobuild, packages
 from tools.localcluster.progress import to_stdout
 
 

@@ -33,7 +33,8 @@ from tools.bench.operator.options import PHASES
 from tools.bench.operator.phases import QUIET_SECONDS, Bench
 from tools.bench.operator.plane import OPERATOR_USER, Plane, nodes, plane
 from tools.bench.operator.readings import AuditLog
-from tools.localcluster import ClusterError, kubectl_program
+from tools.localcluster import ClusterError
+from tools.localcluster.programs import kubectl_program
 from tools.localcluster.progress import Progress, to_stdout
 from tools.measure.report import cpu_model, write_json
 

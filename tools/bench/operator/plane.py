@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.localcluster import certificates, gobuild, goparts, layout, packages
-from tools.localcluster.addresses import Network, Ports
-from tools.localcluster.certificates import Leaf
-from tools.localcluster.plane import ApiPlane
+from tools.localcluster import layout
+from tools.localcluster.node import certificates
+from tools.localcluster.node.addresses import Network, Ports
+from tools.localcluster.node.certificates import Leaf
+from tools.localcluster.node.plane import ApiPlane
+from tools.localcluster.node.settings import Settings
 from tools.localcluster.process import Processes, Program
+from tools.localcluster.programs import gobuild, goparts, packages
 from tools.localcluster.progress import Progress, step
-from tools.localcluster.settings import Settings
 
 PARTS = (goparts.ETCD, goparts.APISERVER, goparts.NODE, goparts.KWOK)
 NETWORK = Network(pods="10.128.0.0/14", services="10.96.0.0/16")

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from inflight_engine.models.shape import ModelShape
+from inflight_engine.models.checkpoints.shape import ModelShape
 from inflight_engine.scheduling.plan import Slots
 
 IntArray = npt.NDArray[np.int64]

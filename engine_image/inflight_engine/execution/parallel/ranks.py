@@ -32,7 +32,7 @@ from inflight_engine.execution.parallel.plan_frames import PlanEncoder
 from inflight_engine.execution.parallel.process_group import join
 from inflight_engine.execution.runner import Runner
 from inflight_engine.grammars.compiled import Grammars
-from inflight_engine.models.source import resolve
+from inflight_engine.models.checkpoints.source import resolve
 from inflight_engine.output import StepOutput
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_settings.engine import EngineConfig

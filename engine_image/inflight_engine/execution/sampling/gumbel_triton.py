@@ -40,6 +40,7 @@ from inflight_engine.execution.sampling.triton_logits import (
     TEMPERATURE,
     TOP_K,
     TOP_P,
+    bias_kernel,
     key_of,
     load_edited,
     load_peak,
@@ -52,6 +53,8 @@ _SPAN = 8192
 """Tokens per split."""
 _BLOCK = 1024
 _WARPS = 8
+_BIASES = 256
+"""Biases per program."""
 _BITS = 4
 """Bits per radix digit. Must divide 32."""
 
@@ -84,8 +87,6 @@ def pick_kernel(
     positions: tl.tensor,
     numbers: tl.tensor,
     integers: tl.tensor,
-    bias_tokens: tl.tensor,
-    bias_values: tl.tensor,
     met: tl.tensor,
     peaks: tl.tensor,
     top_k_histograms: tl.tensor,
@@ -138,9 +139,7 @@ def pick_kernel(
     best, token = tl.full((), float("-inf"), tl.float32), tl.full((), 0, tl.int32) + vocab_size
     for start in range(0, SPAN, BLOCK):
         ids = split * SPAN + start + tl.arange(0, BLOCK)
-        score = load_edited(
-            logits + row * stride, slot, numbers, integers, bias_tokens, bias_values, met, vocab_size, ids
-        )
+        score = load_edited(logits + row * stride, slot, numbers, met, vocab_size, ids)
         kept = ids < vocab_size
         if is_drawn:
             keys = key_of(score)
@@ -197,7 +196,7 @@ def count_kernel(
 
 
 def choose(logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, table: SlotTable) -> torch.Tensor:
-    """See `Sampler.choose`; the logits stay as they are, and their last dimension is contiguous."""
+    """See `Sampler.choose`; the logits are as they were afterwards, and their last dimension is contiguous."""
     num_rows, vocab_size = logits.shape
     splits = triton.cdiv(vocab_size, _SPAN)
     device = logits.device
@@ -210,12 +209,17 @@ def choose(logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, t
     top_k_states, top_p_states = torch.empty((2, *states), dtype=torch.int64, device=device)
     chosen = torch.empty(num_rows, dtype=torch.int64, device=device)
 
-    slot_table = (table.numbers, table.integers, table.bias_tokens, table.bias_values, table.met)
+    unbiased = torch.empty((num_rows, columns.MOST_BIASES), dtype=torch.float32, device=device)
+
+    biases = (table.integers, table.bias_tokens, table.bias_values, unbiased, logits.stride(0))
+    bias_grid = (num_rows, triton.cdiv(columns.MOST_BIASES, _BIASES))
+    slot_table = (table.numbers, table.integers, table.met)
     sizes = (logits.stride(0), vocab_size)
     split = {"SPLITS": splits, "SPAN": _SPAN, "BLOCK": _BLOCK, "num_warps": _WARPS, "enable_fp_fusion": False}
     padded = split | {"PADDED_SPLITS": triton.next_power_of_2(splits), "BITS": _BITS}
     grid = (num_rows, splits)
-    peak_kernel[grid](logits, slots, *slot_table, peaks, *sizes, **split)
+    bias_kernel[bias_grid](logits, slots, *biases, RESTORE=False, BLOCK=_BIASES, num_warps=1)
+    peak_kernel[grid](logits, slots, table.numbers, table.met, peaks, *sizes, **split)
     top_k, top_p = (top_k_histograms, top_k_states), (top_p_histograms, top_p_states)
     for digit in range(digits):
         top_k_kernel[grid](logits, slots, *slot_table, peaks, *top_k, *sizes, num_rows, digit, **padded)
@@ -224,6 +228,7 @@ def choose(logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, t
     pick_kernel[grid](
         logits, slots, positions, *slot_table, peaks, *top_k, *top_p, scores, tokens, *sizes, num_rows, **padded
     )
+    bias_kernel[bias_grid](logits, slots, *biases, RESTORE=True, BLOCK=_BIASES, num_warps=1)
     combine_kernel[(num_rows,)](
         scores,
         tokens,

@@ -82,9 +82,6 @@ def histogram_of(
     logits: tl.tensor,
     slot: tl.tensor,
     numbers: tl.tensor,
-    integers: tl.tensor,
-    bias_tokens: tl.tensor,
-    bias_values: tl.tensor,
     met: tl.tensor,
     vocab_size: tl.tensor,
     first: tl.tensor,
@@ -104,7 +101,7 @@ def histogram_of(
     found = tl.zeros((1 << BITS,), tl.int64)
     for start in range(0, SPAN, BLOCK):
         ids = first + start + tl.arange(0, BLOCK)
-        edited = load_edited(logits, slot, numbers, integers, bias_tokens, bias_values, met, vocab_size, ids)
+        edited = load_edited(logits, slot, numbers, met, vocab_size, ids)
         keys = key_of(edited)
         weights = weight_of(edited, peak, temperature, min_p)
         begins = (keys >> (shift + BITS)) == (prefix >> (shift + BITS))
@@ -125,8 +122,6 @@ def top_k_kernel(
     slots: tl.tensor,
     numbers: tl.tensor,
     integers: tl.tensor,
-    bias_tokens: tl.tensor,
-    bias_values: tl.tensor,
     met: tl.tensor,
     peaks: tl.tensor,
     histograms: tl.tensor,
@@ -171,9 +166,6 @@ def top_k_kernel(
             logits + row * stride,
             slot,
             numbers,
-            integers,
-            bias_tokens,
-            bias_values,
             met,
             vocab_size,
             split * SPAN,
@@ -195,8 +187,6 @@ def top_p_kernel(
     slots: tl.tensor,
     numbers: tl.tensor,
     integers: tl.tensor,
-    bias_tokens: tl.tensor,
-    bias_values: tl.tensor,
     met: tl.tensor,
     peaks: tl.tensor,
     top_k_histograms: tl.tensor,
@@ -263,9 +253,6 @@ def top_p_kernel(
                 logits + row * stride,
                 slot,
                 numbers,
-                integers,
-                bias_tokens,
-                bias_values,
                 met,
                 vocab_size,
                 split * SPAN,

@@ -19,23 +19,50 @@ _MOST_BIASES = tl.constexpr(columns.MOST_BIASES)
 
 
 @triton.jit
+def bias_kernel(
+    logits: tl.tensor,
+    slots: tl.tensor,
+    integers: tl.tensor,
+    bias_tokens: tl.tensor,
+    bias_values: tl.tensor,
+    unbiased: tl.tensor,
+    stride: tl.tensor,
+    RESTORE: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Kernel that adds the biases of each row to its logits, and keeps the logits that it changes; with `RESTORE`, it
+    puts them back.
+
+    Args:
+        unbiased: float32 [rows, MOST_BIASES].
+    """
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    slot = tl.load(slots + row)
+    places = part * BLOCK + tl.arange(0, BLOCK)
+    mask = places < tl.load(integers + slot * NUM_INTEGERS + _NUM_BIASES)
+    biases = slot * _MOST_BIASES + places
+    at = logits + row * stride + tl.load(bias_tokens + biases, mask=mask, other=0)
+    kept = unbiased + row * _MOST_BIASES + places
+    if RESTORE:
+        tl.store(at, tl.load(kept, mask=mask), mask=mask)
+    else:
+        logit = tl.load(at, mask=mask)
+        tl.store(kept, logit, mask=mask)
+        tl.store(at, logit + tl.load(bias_values + biases, mask=mask), mask=mask)
+
+
+@triton.jit
 def load_edited(
     logits: tl.tensor,
     slot: tl.tensor,
     numbers: tl.tensor,
-    integers: tl.tensor,
-    bias_tokens: tl.tensor,
-    bias_values: tl.tensor,
     met: tl.tensor,
     vocab_size: tl.tensor,
     ids: tl.tensor,
 ) -> tl.tensor:
-    """Load a row's logits of some tokens after logit_bias and penalties; behind the vocabulary, -inf."""
+    """Load a row's logits, which have their biases, of some tokens after penalties; behind the vocabulary, -inf."""
     inside = ids < vocab_size
     edited = tl.load(logits + ids, mask=inside, other=float("-inf"))
-    for i in range(tl.load(integers + slot * NUM_INTEGERS + _NUM_BIASES).to(tl.int32)):
-        token = tl.load(bias_tokens + slot * _MOST_BIASES + i)
-        edited = tl.where(ids == token, edited + tl.load(bias_values + slot * _MOST_BIASES + i), edited)
     repetition = tl.load(numbers + slot * NUM_NUMBERS + _REPETITION).to(tl.float32)
     presence = tl.load(numbers + slot * NUM_NUMBERS + _PRESENCE).to(tl.float32)
     frequency = tl.load(numbers + slot * NUM_NUMBERS + _FREQUENCY).to(tl.float32)
@@ -74,9 +101,6 @@ def peak_kernel(
     logits: tl.tensor,
     slots: tl.tensor,
     numbers: tl.tensor,
-    integers: tl.tensor,
-    bias_tokens: tl.tensor,
-    bias_values: tl.tensor,
     met: tl.tensor,
     peaks: tl.tensor,
     stride: tl.tensor,
@@ -92,9 +116,7 @@ def peak_kernel(
         peak = tl.full((), float("-inf"), tl.float32)
         for start in range(0, SPAN, BLOCK):
             ids = split * SPAN + start + tl.arange(0, BLOCK)
-            edited = load_edited(
-                logits + row * stride, slot, numbers, integers, bias_tokens, bias_values, met, vocab_size, ids
-            )
+            edited = load_edited(logits + row * stride, slot, numbers, met, vocab_size, ids)
             peak = tl.maximum(peak, tl.max(edited, axis=0))
         tl.store(peaks + row * SPLITS + split, peak)
 

@@ -7,7 +7,6 @@ from typing import NamedTuple
 from inflight_cost.backlog import backlog_seconds
 from inflight_cost.model import StepWork
 from inflight_engine.messages import EngineReady, StepCost, StepStats
-from inflight_fit.online import GOOD_ERROR
 from inflight_fit.output_lengths import OutputLengths
 from inflight_settings.limits import Limits
 
@@ -84,7 +83,7 @@ class Demand:
     """Arrivals, outputs and steps.
 
     Attributes:
-        step_cost: the engine's latest fit; None: none yet.
+        step_cost: the latest fit; None: none yet.
         estimate_at: when to estimate the mean output again, seconds, monotonic.
     """
 
@@ -147,7 +146,7 @@ class Demand:
             self._mean_output,
         )
         steps = slots.steps_until_free(num_requests)
-        if self.step_cost is None or self.step_cost.error > GOOD_ERROR:
+        if self.step_cost is None or not self.step_cost.good:
             return steps * self._step_seconds
         # A prompt's tokens attend to half of it on average, and longer prompts have more of the tokens.
         attended = self.arrived_prompt_tokens_squared / max(1, self.arrived_prompt_tokens) / 2

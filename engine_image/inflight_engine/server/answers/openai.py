@@ -22,7 +22,7 @@ from inflight_engine.server.requests.generation import Generation
 from inflight_engine.server.requests.prompt_scores import PromptScores
 
 if TYPE_CHECKING:
-    from inflight_engine.models.tokenizer import Tokenizer  # imports the tokenizers library
+    from inflight_engine.models.tokens.tokenizer import Tokenizer  # imports the tokenizers library
 
 _encode = msgspec.json.encode
 _NOTHING: Mapping[str, Any] = MappingProxyType({})

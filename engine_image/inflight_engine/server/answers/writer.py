@@ -16,13 +16,11 @@ import msgspec
 from starlette.types import Send
 
 from inflight_contract.errors import ApiError
+from inflight_contract.tenants import PROGRESS_HEADER
 from inflight_engine.server.answers.send import raw_headers, send_all
 from inflight_engine.server.requests.call import Call
 from inflight_engine.server.requests.choice_text import NO_PIECE, Piece
 from inflight_engine.server.requests.generation import Generation
-
-PROGRESS_HEADER = "x-inflight-progress"
-"""In a request, `1` asks for progress frames; in a response, `1` says that it has them."""
 
 EVENT_STREAM = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -279,7 +277,7 @@ class AnswerWriter:
         """Write chunks after the head; returns `last`."""
         if not self._started:
             self._started = True
-            headers = {**EVENT_STREAM, PROGRESS_HEADER: "1"} if self._call.relayed else EVENT_STREAM
+            headers = {**EVENT_STREAM, PROGRESS_HEADER.lower(): "1"} if self._call.relayed else EVENT_STREAM
             await self._send({"type": "http.response.start", "status": 200, "headers": raw_headers(headers)})
         if chunks:
             self._quiet = False

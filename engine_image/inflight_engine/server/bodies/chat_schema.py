@@ -16,7 +16,7 @@ from inflight_engine.formats.grammar import calls_grammar, text_or_calls_grammar
 from inflight_engine.formats.parser import Parsing
 from inflight_engine.formats.values import parameters_of
 from inflight_engine.grammars.sources import Source, of_grammar
-from inflight_engine.models.conversation import Conversation
+from inflight_engine.models.tokens.conversation import Conversation
 from inflight_engine.server.bodies.fields import (
     FIRST_ERROR,
     MAX_TOP_LOGPROBS,

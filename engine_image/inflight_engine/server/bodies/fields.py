@@ -14,7 +14,7 @@ from inflight_contract.errors import bad_request
 from inflight_engine.formats.choose import Chosen
 from inflight_engine.formats.parser import Parsing
 from inflight_engine.grammars.sources import Source
-from inflight_engine.models.conversation import Conversation
+from inflight_engine.models.tokens.conversation import Conversation
 from inflight_engine.request import MAX_LOGIT_BIAS, Scheduling
 from inflight_settings.requests import MAX_N
 from inflight_settings.scheduling import ServiceClass

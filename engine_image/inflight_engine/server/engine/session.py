@@ -20,7 +20,6 @@ from inflight_engine.messages import (
     RecordFlushed,
     Shutdown,
     Starting,
-    StepCost,
     StepReport,
     StepStats,
     ToEngine,
@@ -48,7 +47,7 @@ class EngineListener(Protocol):
     def __len__(self) -> int:
         """Number of requests that the engine has."""
 
-    def received(self, message: StepReport | Starting | StepCost, now: float) -> None:
+    def received(self, message: StepReport | Starting, now: float) -> None:
         """The engine sent a message about requests or steps at `now`, in seconds on the monotonic clock."""
 
     def engine_lost(self, stats: StepStats) -> None:
@@ -145,7 +144,7 @@ class EngineSession:
                 self.listener.received(message, now)
             case LongStep():
                 self.progress.announced(message, now)
-            case StepCost() | Starting():
+            case Starting():
                 self.listener.received(message, now)
             case Configured():
                 self.progress.made(now)

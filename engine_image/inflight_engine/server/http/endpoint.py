@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from fastapi import Request
 
 from inflight_contract.errors import ApiError, bad_request
+from inflight_contract.tenants import PROGRESS_HEADER
 from inflight_engine.formats.grammar import answer_header
 from inflight_engine.formats.parser import Parsing
 from inflight_engine.grammars.sources import behind
-from inflight_engine.models.conversation import Conversation
+from inflight_engine.models.tokens.conversation import Conversation
 from inflight_engine.request import Thinking
-from inflight_engine.server.answers.writer import PROGRESS_HEADER
 from inflight_engine.server.bodies.fields import ContinuedChoice, GenerationFields, PlainText, Prompt
 from inflight_engine.server.http.strict_json import converted
 from inflight_engine.server.requests.call import Call
@@ -40,7 +40,7 @@ from inflight_engine.server.service import Service
 from inflight_engine.server.telemetry.exchange import Exchange, exchange_of
 
 if TYPE_CHECKING:
-    from inflight_engine.models.tokenizer import Tokenizer  # imports the tokenizers library
+    from inflight_engine.models.tokens.tokenizer import Tokenizer  # imports the tokenizers library
 
 LONG_TEXT = 4096
 """Characters from which tokenizing (1 to 2 ms for so many) would hold up the streams of others: it goes to a thread,

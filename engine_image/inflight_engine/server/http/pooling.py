@@ -9,10 +9,10 @@ from dataclasses import replace
 from fastapi import APIRouter, Request, Response
 
 from inflight_contract.errors import ApiError, bad_request
+from inflight_contract.tenants import PROGRESS_HEADER
 from inflight_engine.request import SamplingParams
 from inflight_engine.server.answers.pooling import EmbeddingAnswer, PoolingAnswer, RerankAnswer, ScoreAnswer
 from inflight_engine.server.answers.respond import GenerationResponse
-from inflight_engine.server.answers.writer import PROGRESS_HEADER
 from inflight_engine.server.bodies.pooling_schema import EmbeddingRequest, PoolingFields, RerankRequest, ScoreRequest
 from inflight_engine.server.http.endpoint import encode
 from inflight_engine.server.http.middleware import request_id
@@ -40,7 +40,11 @@ async def embeddings(body: EmbeddingRequest, http: Request, service: ServiceOf) 
     check_model(body.model, service)
     pooling = service.model[0].pooling
     if body.dimensions is not None and not pooling.shortened(body.dimensions):
-        raise bad_request("dimensions: this model's vectors cannot be shortened to so many", "dimensions")
+        possible = ", ".join(map(str, pooling.dimensions)) or (
+            f"1 to {pooling.width}" if pooling.matryoshka else "none"
+        )
+        message = f"dimensions: this model's vectors cannot be shortened to so many numbers; possible: {possible}"
+        raise bad_request(message, "dimensions")
     call = await _begin(service, http, body)
     answer = EmbeddingAnswer(
         call,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from inflight_engine.formats.events import Event
 from inflight_engine.formats.parser import AnswerParser, Parsing
-from inflight_engine.models.detokenizer import IncrementalDetokenizer
+from inflight_engine.models.tokens.detokenizer import IncrementalDetokenizer
 from inflight_engine.output import TokenLogprobs
 from inflight_engine.server.requests.prompt_scores import PromptScores
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from inflight_contract.errors import ApiError
 from inflight_engine.formats.parser import Parsing
 from inflight_engine.grammars.thinking import reasoning_tokens
-from inflight_engine.models.detokenizer import IncrementalDetokenizer
+from inflight_engine.models.tokens.detokenizer import IncrementalDetokenizer
 from inflight_engine.output import PromptLogprobs, TokenLogprobs
 from inflight_engine.request import FinishReason, SamplingParams, Scheduling, Thinking
 from inflight_engine.server.requests.choice_text import NO_PIECE, ChoiceText, Piece

@@ -11,7 +11,7 @@ import numpy as np
 
 from inflight_contract.errors import ApiError, bad_request
 from inflight_engine.messages import EngineReady
-from inflight_engine.models.generation_config import SamplingDefaults
+from inflight_engine.models.checkpoints.generation_config import SamplingDefaults
 from inflight_engine.request import FinishReason, SamplingParams, token_mask
 from inflight_engine.server.bodies.fields import (
     Continuation,
@@ -22,7 +22,7 @@ from inflight_engine.server.bodies.fields import (
 from inflight_engine.server.requests.generation import Earlier
 
 if TYPE_CHECKING:
-    from inflight_engine.models.tokenizer import Tokenizer  # imports the tokenizers library
+    from inflight_engine.models.tokens.tokenizer import Tokenizer  # imports the tokenizers library
 
 _UINT63 = 2**63 - 1
 

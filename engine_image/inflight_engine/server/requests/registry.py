@@ -25,6 +25,7 @@ from inflight_engine.messages import (
 from inflight_engine.request import FinishReason
 from inflight_engine.server.admission.admission import QueueAdmission
 from inflight_engine.server.admission.demand import Load
+from inflight_engine.server.admission.step_costs import StepCosts
 from inflight_engine.server.engine.phase import Phase, engine_failed, engine_restarting, shutting_down
 from inflight_engine.server.engine.session import EngineSession
 from inflight_engine.server.requests.counts import Counts
@@ -36,7 +37,7 @@ from inflight_engine.server.requests.timeouts import Timeouts
 from inflight_engine.server.settings.config import ServerConfig
 
 if TYPE_CHECKING:
-    from inflight_engine.models.tokenizer import Tokenizer  # imports the tokenizers library
+    from inflight_engine.models.tokens.tokenizer import Tokenizer  # imports the tokenizers library
 
 MAX_TRIES = 2
 """Attempts at a request: one with a slot in two engine processes that died may have caused the crashes."""
@@ -61,6 +62,7 @@ class RequestRegistry:
         self._slots = Slots(counts)
         self._timeouts = Timeouts(config.queue_timeout, config.request_timeout, config.engine.classes, self._time_out)
         self._request_ids = itertools.count()
+        self._step_costs = StepCosts(self._cost_found)
         session.listener = self
 
     def __len__(self) -> int:
@@ -176,7 +178,7 @@ class RequestRegistry:
 
     # Events of the session.
 
-    def received(self, message: StepReport | Starting | StepCost, now: float) -> None:
+    def received(self, message: StepReport | Starting, now: float) -> None:
         match message:
             case StepReport():
                 self._report(message, now)
@@ -185,8 +187,6 @@ class RequestRegistry:
                     generation = self._requests.get(request_id)
                     if generation is not None and generation.phase is RequestPhase.QUEUED:
                         self._move(generation, RequestPhase.STARTING)
-            case StepCost():
-                self._admission.demand.step_cost = message
 
     def engine_lost(self, stats: StepStats) -> None:
         """Keep requests for the next engine process, or end them. Those that have ended leave."""
@@ -201,6 +201,7 @@ class RequestRegistry:
     def engine_ready(self, ready: EngineReady, *, restarted: bool) -> None:
         """Submit all requests to another engine process, in order of arrival."""
         self._slots = Slots(self._counts, ready.capacity.max_num_seqs)
+        self._step_costs.engine_ready(ready)
         if not restarted:
             return
         waiting, now = self.unfinished(), time.monotonic()
@@ -251,6 +252,11 @@ class RequestRegistry:
         self._slots.add_tokens(report, now, lambda generation: self.end(generation, FinishReason.STOP))
         for finished in report.finished:
             self._finished(finished)
+        self._step_costs.observe(report, now)
+
+    def _cost_found(self, cost: StepCost) -> None:
+        self._admission.demand.step_cost = cost
+        self._session.send(cost)
 
     def _admitted(self, admission: Admission, began: float) -> None:
         """A request took a slot in a step that began at that time."""

@@ -9,6 +9,9 @@
 - --output=/run/inflight-gateway/envoy.json
 - --relays={{ .relay.processes }}
 - --requests-per-second={{ .requestsPerSecondPerClient | int64 }}
+{{- range .allowedOrigins }}
+- --allowed-origin={{ . }}
+{{- end }}
 {{- if dig "limits" "memory" "" (.envoy.resources | default dict) }}
 - --memory=$(ENVOY_MEMORY)
 {{- end }}

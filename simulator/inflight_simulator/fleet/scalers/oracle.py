@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from inflight_cost.capacity import Replica, Workload, largest_rate
+from inflight_simulator.fleet.commands.traffic import workload_of
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.outcome import FleetRun
 from inflight_simulator.fleet.requests import Counts, Requests
 from inflight_simulator.fleet.scalers.signals import rounded_up
-from inflight_simulator.fleet.traffic import workload_of
 from inflight_simulator.fleet.view import FleetView, Scaler
 
 STRETCH_S = 5.0

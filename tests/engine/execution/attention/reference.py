@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from inflight_engine.execution.attention.base import AttentionBatch, AttentionSpec, ChunkSpan, StepShape
-from inflight_engine.models.shape import ModelShape
+from inflight_engine.models.checkpoints.shape import ModelShape
 
 
 def make_spec(

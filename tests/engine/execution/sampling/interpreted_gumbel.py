@@ -1,10 +1,14 @@
 """The sampling kernels in Triton's interpreter against plain torch; run as `interpreted_ops` is."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+import triton.language as tl
 
-from inflight_engine.execution.sampling import grammar_masks, gumbel_triton, triton_mask
+from inflight_engine.execution.sampling import grammar_masks, gumbel_triton, triton_logits, triton_mask
+from inflight_engine.execution.sampling import slot_table as columns
 from inflight_engine.request import SamplingParams
 from tests.engine.execution.sampling import gumbel
 from tests.engine.execution.sampling.slot_tables import random_samplings, table_of
@@ -37,6 +41,30 @@ def test_tokens_are_those_of_torch_with_ties_and_without():
     assert gumbel_triton.choose(logits, slots, positions, table).tolist() == expected
     assert torch.equal(logits, given_logits)
     assert len(set(expected)) > 6
+
+
+def test_biases_of_most_of_the_vocabulary_change_tokens_as_torch_does_and_leave_the_logits(monkeypatch):
+    monkeypatch.setattr(gumbel_triton, "_BIASES", 64)
+    monkeypatch.setattr(columns, "MOST_BIASES", 128)
+    monkeypatch.setattr(triton_logits, "_MOST_BIASES", tl.constexpr(128))
+    rng = np.random.default_rng(6)
+    biases = tuple(zip(rng.permutation(VOCAB)[:80].tolist(), rng.normal(0, 3, 80).tolist(), strict=True))
+    filters = [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 7, "top_p": 0.9}, {"repetition_penalty": 1.5}]
+    samplings = [
+        SamplingParams(9, min_tokens=20, stop_token_ids=(3, 9), logit_bias=each, seed=4, **filter)
+        for each in (biases, ())
+        for filter in filters
+    ]
+    table, logits = table_of(samplings, VOCAB), logits_of(len(samplings))
+    logits[0, 5], logits[4, 3] = -torch.inf, 100.0
+    before = logits.clone()
+    slots, positions = torch.arange(len(samplings)), torch.arange(len(samplings))
+    expected = gumbel.choose(logits, slots, positions, table).tolist()
+    assert gumbel_triton.choose(logits, slots, positions, table).tolist() == expected
+    assert torch.equal(logits, before)
+    assert not {3, 9} & {*expected}
+    plain = table_of([replace(each, logit_bias=()) for each in samplings], VOCAB)
+    assert gumbel.choose(logits, slots, positions, plain).tolist() != expected
 
 
 def test_a_row_alone_and_beside_padding_draws_as_among_others():
@@ -75,7 +103,7 @@ class Watched:
 
 def test_no_number_of_rows_moves_a_tensor_so_that_a_kernel_is_compiled_again(monkeypatch):
     watched = Watched()
-    for name in ("peak_kernel", "top_k_kernel", "top_p_kernel", "pick_kernel", "combine_kernel"):
+    for name in ("bias_kernel", "peak_kernel", "top_k_kernel", "top_p_kernel", "pick_kernel", "combine_kernel"):
         monkeypatch.setattr(gumbel_triton, name, watched)
     table = table_of([SamplingParams(9)] * 3, VOCAB)
     for count in (1, 2, 3):

@@ -1,0 +1,1 @@
+"""Checkpoints of all formats: what a model is, and its weights."""

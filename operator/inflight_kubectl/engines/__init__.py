@@ -1,0 +1,1 @@
+"""Engines and gateways behind the cluster: their metrics, settings, answers and recordings."""

@@ -1,0 +1,256 @@
+"""Capacity planning for given traffic: replicas, limits, cost, and the first bottleneck under growth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import astuple, dataclass, replace
+
+import msgspec
+
+from inflight_cost.capacity import Margins, Replica, Steady, Targets, Workload, largest_rate, steady
+from inflight_cost.limits import best_limits, largest
+from inflight_cost.staffing import smallest
+from inflight_settings.limits import Limits, LimitsBounds
+from inflight_simulator.fleet.commands.traffic import Traffic, busiest, describe, doubled, workload_of
+from inflight_simulator.fleet.config import FleetConfig, ReplicaModel
+from inflight_simulator.fleet.outcome import FleetRun
+from inflight_simulator.fleet.requests import Requests
+from inflight_simulator.fleet.run import simulate_fleet
+from inflight_simulator.fleet.view import Fixed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FixedRun:
+    """The run with the fewest fixed replicas that keep the attainment.
+
+    Attributes:
+        one_less: the run with one replica less, which does not keep the attainment; None: there is none less than 1.
+    """
+
+    replicas: int
+    run: FleetRun
+    one_less: FleetRun | None
+
+
+def smallest_fleet(
+    requests: Requests, config: FleetConfig, attainment: float, guess: int, most: int
+) -> FixedRun | None:
+    """The smallest number of replicas that reaches `attainment`; None: even `most` do not reach it, so the number of
+    replicas is not the cause."""
+    runs: dict[int, FleetRun] = {}
+
+    def keeps(replicas: int) -> bool:
+        if replicas not in runs:
+            fixed = replace(config, initial_replicas=replicas, min_replicas=replicas, max_replicas=replicas)
+            runs[replicas] = simulate_fleet(requests, fixed, Fixed(replicas))
+        return runs[replicas].attainment >= attainment
+
+    found = smallest(keeps, guess, most)
+    return None if found is None else FixedRun(found, runs[found], runs.get(found - 1))
+
+
+TTFT, TPOT, KV_CACHE, SLOTS = "TTFT", "TPOT", "KV cache", "slots"
+
+MOST = 1000.0
+"""Multiple of the load from which a resource counts as unlimited."""
+
+
+def breaking_points(
+    replica: Replica, workload: Workload, rate: float, targets: Targets, limits: Limits
+) -> dict[str, float]:
+    """Multiple of `rate`, requests a second of one replica, that each resource sustains, smallest first.
+
+    `TTFT` is prefill: the share of full steps, or of the time, that prompts take. Margins are those of the capacity
+    model, so that 1.0 is the load that it would plan for. Targets that are None are left out.
+    """
+    margins = Margins()
+    holds: dict[str, Callable[[Steady], bool]] = {
+        KV_CACHE: lambda found: found.running * workload.decode_context <= margins.kv * replica.kv_tokens,
+        SLOTS: lambda found: found.running <= limits.max_num_seqs,
+    }
+    if targets.ttft is not None:
+        holds[TTFT] = lambda found: found.prefill_load <= margins.prefill and found.prefill_share <= margins.busy
+    if (tpot := targets.tpot) is not None:
+        holds[TPOT] = lambda found: found.tpot <= margins.tpot * tpot
+    points = {
+        name: _largest_factor(lambda factor, each=each: each(steady(replica, workload, factor * rate, limits)))  # type: ignore[misc]
+        for name, each in holds.items()
+    }
+    return dict(sorted(points.items(), key=lambda point: point[1]))
+
+
+def first_to_break(points: Mapping[str, float]) -> str:
+    return min(points, key=points.__getitem__)
+
+
+def _largest_factor(holds: Callable[[float], bool]) -> float:
+    """Returns the largest factor up to `MOST` that holds; infinite if `MOST` does."""
+    factor = largest(holds, MOST)
+    return factor if factor < MOST else math.inf
+
+
+_LEAST_LIMITS = Limits(1, 64)
+_BUDGETS = (1, 2, 4, 8)
+"""Times the budget of the cost model's limits that are tried."""
+_HOUR_S = 3600.0
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """Costs in the currency of the price.
+
+    Attributes:
+        per_replica_hour: the price. per_hour: of the fleet.
+        per_million_output_tokens: all cost by output tokens alone. per_million_tokens: by prompt and output tokens.
+    """
+
+    per_replica_hour: float
+    per_hour: float
+    per_million_output_tokens: float
+    per_million_tokens: float
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """Results of simulations with fixed replicas.
+
+    Attributes:
+        replicas: the fewest that keep the attainment.
+        attainment: with them. one_less: with one less; None: no smaller number.
+        twice_attainment: at twice the load.
+        twice_missed_ttft, twice_missed_tpot: shares of requests at twice the load; one may miss both.
+    """
+
+    replicas: int
+    attainment: float
+    one_less: float | None
+    twice_attainment: float
+    twice_missed_ttft: float
+    twice_missed_tpot: float
+
+
+class ReplicaPlan(msgspec.Struct, frozen=True):
+    """Plan for one kind of replica.
+
+    Attributes:
+        name: of the replica's file.
+        limits: max_num_seqs and max_num_batched_tokens, an array in JSON.
+        requests_per_second: that one replica carries within the targets; 0: even a single request misses them.
+        mean_replicas, peak_replicas, twice_replicas: by the capacity model, in the mean, in the busiest minute, and in
+            the busiest minute of twice the load; None: no number is enough.
+        checked: None: no number up to the largest allowed keeps the attainment, or the capacity model rules it out.
+        cost: of the replicas that were checked; None: without a price or a check.
+        breaking: times the load of the busiest minute that each resource holds with the replicas that were checked,
+            first to break first. Infinity is null in JSON.
+    """
+
+    name: str
+    limits: tuple[int, int]
+    requests_per_second: float
+    mean_replicas: int | None
+    peak_replicas: int | None
+    twice_replicas: int | None
+    checked: Checked | None
+    cost: Cost | None
+    breaking: dict[str, float]
+
+
+class Plan(msgspec.Struct, frozen=True):
+    traffic: Traffic
+    attainment: float
+    replicas: tuple[ReplicaPlan, ...]
+
+
+def plan(requests: Requests, models: dict[str, ReplicaModel], config: FleetConfig, attainment: float) -> Plan:
+    """
+    Args:
+        models: replicas by name.
+        config: of the fleet but for its replica, its limits, and its number of replicas, of which `max_replicas` is
+            the largest that is tried.
+        attainment: share of the requests that must keep their targets.
+    """
+    plans = tuple(
+        plan_replica(name, requests, replace(config, replica=model), attainment) for name, model in models.items()
+    )
+    return Plan(describe(requests), attainment, plans)
+
+
+def plan_replica(name: str, requests: Requests, config: FleetConfig, attainment: float) -> ReplicaPlan:
+    model, targets = config.replica, config.service_targets
+    replica = Replica(model.cost, model.kv_tokens * (1 - model.kv_headroom))
+    whole, part = _workload(requests, slice(None)), busiest(requests)
+    peak = _workload(requests, part)
+    traffic = describe(requests)
+    limits = best_limits(replica, peak, targets, LimitsBounds(_LEAST_LIMITS, model.capacity))
+    guess = _count(traffic.peak_requests_per_second, largest_rate(replica, peak, targets, limits))
+    if guess is not None:
+        limits = _best_simulated(requests, replace(config, limits=limits), attainment, min(guess, config.max_replicas))
+    config = replace(config, limits=limits)
+
+    peak_rate = largest_rate(replica, peak, targets, limits)
+    peak_replicas = _count(traffic.peak_requests_per_second, peak_rate)
+    # If a single request misses a target, more replicas do not help, and no simulation is needed.
+    found = None if peak_replicas is None else _check(requests, config, attainment, peak_replicas)
+    count = found.replicas if found is not None else peak_replicas or 1
+    each = traffic.peak_requests_per_second / count
+    return ReplicaPlan(
+        name=name,
+        limits=astuple(limits),
+        requests_per_second=peak_rate,
+        mean_replicas=_count(traffic.requests_per_second, largest_rate(replica, whole, targets, limits)),
+        peak_replicas=peak_replicas,
+        twice_replicas=_count(2 * traffic.peak_requests_per_second, peak_rate),
+        checked=found,
+        cost=None if model.price is None or found is None else _cost(model.price, count, traffic),
+        breaking=breaking_points(replica, peak, each, targets, limits),
+    )
+
+
+def _workload(requests: Requests, part: slice) -> Workload:
+    return workload_of(requests.prompt_tokens[part], requests.output_tokens[part])
+
+
+def _count(rate: float, each: float) -> int | None:
+    return max(1, math.ceil(round(rate / each, 9))) if each > 0 else None
+
+
+def _best_simulated(requests: Requests, config: FleetConfig, attainment: float, replicas: int) -> Limits:
+    """The limits of `config`, or the same with a larger budget, if those keep more requests in target.
+
+    Limits that hold the TPOT target under overload cut long prompts into many steps, so that they miss the TTFT target
+    even on an idle replica; a fleet that is never overloaded does better with larger steps.
+    """
+    budget, largest = config.limits.max_num_batched_tokens, config.replica.capacity.max_num_batched_tokens
+    budgets = dict.fromkeys(min(largest, budget * factor) for factor in _BUDGETS)
+    best, best_attainment = config.limits, -1.0
+    for each in budgets:
+        limits = config.limits.with_("max_num_batched_tokens", each)
+        run = simulate_fleet(requests, replace(config, limits=limits, initial_replicas=replicas), Fixed(replicas))
+        if run.attainment > best_attainment:
+            best, best_attainment = limits, run.attainment
+        if best_attainment >= attainment:
+            break
+    return best
+
+
+def _check(requests: Requests, config: FleetConfig, attainment: float, guess: int) -> Checked | None:
+    found = smallest_fleet(requests, config, attainment, guess, config.max_replicas)
+    if found is None:
+        return None
+    fixed = replace(config, initial_replicas=found.replicas)
+    twice = simulate_fleet(doubled(requests, config.seed), fixed, Fixed(found.replicas))
+    return Checked(
+        replicas=found.replicas,
+        attainment=found.run.attainment,
+        one_less=None if found.one_less is None else found.one_less.attainment,
+        twice_attainment=twice.attainment,
+        twice_missed_ttft=float((~(twice.ttft <= twice.ttft_target)).mean()),
+        twice_missed_tpot=float((twice.tpot > twice.tpot_target).mean()),
+    )
+
+
+def _cost(price: float, replicas: int, traffic: Traffic) -> Cost:
+    per_hour = price * replicas
+    hours = traffic.seconds / _HOUR_S
+    outputs = traffic.requests * traffic.output_tokens / 1e6
+    tokens = traffic.requests * (traffic.prompt_tokens + traffic.output_tokens) / 1e6
+    return Cost(price, per_hour, per_hour * hours / outputs, per_hour * hours / tokens)

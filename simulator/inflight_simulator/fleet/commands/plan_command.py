@@ -1,0 +1,228 @@
+"""`inflight-simulate plan`, and a plan as text."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from inflight_settings.flag_types import number
+from inflight_simulator.errors import InputError
+from inflight_simulator.flags import SETTINGS
+from inflight_simulator.fleet.commands.flags import add_arrivals, add_target_flags, request_targets
+from inflight_simulator.fleet.commands.plan import (
+    KV_CACHE,
+    MOST,
+    SLOTS,
+    TPOT,
+    TTFT,
+    Plan,
+    ReplicaPlan,
+    first_to_break,
+    plan,
+)
+from inflight_simulator.fleet.commands.replica_file import FORMAT, read_replica
+from inflight_simulator.fleet.config import ROUTINGS, FleetConfig, ReplicaModel, RequestTargets
+from inflight_simulator.fleet.requests import read_requests
+from inflight_simulator.trace_files import FORMATS
+
+REFERENCE = "reference"
+_DEFAULTS = FleetConfig()
+_MOST_REPLICAS = 1000
+
+EPILOG = f"""\
+For each replica file: limits by the cost model (or the same with a larger token budget, where that keeps more requests
+in target in a simulation), replicas by the capacity model, and the smallest number of fixed replicas that keeps the
+targets in a simulation, with its cost. Then the first bottleneck as the load grows, and the attainment of these
+replicas at twice the load. Each file takes 4 to 12 simulations of ARRIVALS.
+
+Without --replica: the reference replica of `inflight-simulate fleet`. Examples from data sheets, not measured, are in
+simulator/examples/replicas. `inflight-simulate calibrate` measures the cost model of an engine of your own.
+
+{FORMATS}
+
+{FORMAT}
+
+example:
+  inflight-simulate plan ARRIVALS --replica simulator/examples/replicas/llama-3-8b-h100.json \\
+    --replica simulator/examples/replicas/llama-3-8b-l40s.json --ttft 500ms --tpot 50ms"""
+
+
+def add_plan_flags(parser: argparse.ArgumentParser) -> None:
+    add_arrivals(parser)
+    parser.add_argument(
+        "--replica",
+        type=Path,
+        metavar="FILE",
+        action="append",
+        help="JSON file that describes a replica; repeat it to compare several",
+    )
+    parser.add_argument(
+        "--price",
+        type=number(float, 0, 1e9),
+        metavar="P",
+        help="price of a replica-hour; overrides the prices in the files",
+    )
+    parser.add_argument(
+        "--attainment",
+        type=number(float, 0.01, 1.0),
+        default=0.99,
+        metavar="SHARE",
+        help="share of requests that must keep their targets (default 0.99)",
+    )
+    parser.add_argument(
+        "--max-replicas",
+        type=number(int, 1, 100_000),
+        default=_MOST_REPLICAS,
+        metavar="N",
+        help="largest number of replicas to try (default %(default)s)",
+    )
+    parser.add_argument(
+        "--routing", choices=ROUTINGS, default=_DEFAULTS.routing, help="as in `fleet` (default %(default)s)"
+    )
+    parser.add_argument(
+        "--policy",
+        choices=SETTINGS["policy"].choices,
+        default=_DEFAULTS.policy,
+        help="order of waiting requests (default fcfs)",
+    )
+    parser.add_argument("--seed", type=number(int, 0), default=0, metavar="N", help="of the steps' noise (default 0)")
+    add_target_flags(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of sentences")
+
+
+def run_plan(flags: argparse.Namespace) -> int:
+    """Raises InputError. Status 1: none of the replicas keeps the targets."""
+    models = _models(flags.replica or [], flags.price)
+    config = FleetConfig(
+        routing=flags.routing,
+        max_replicas=flags.max_replicas,
+        policy=flags.policy,
+        targets=request_targets(flags),
+        seed=flags.seed,
+    )
+    found = plan(read_requests(flags.arrivals), models, config, flags.attainment)
+    print(msgspec.json.encode(found).decode() if flags.json else plan_text(found, config.targets))
+    return 0 if any(each.checked is not None for each in found.replicas) else 1
+
+
+def _models(paths: list[Path], price: float | None) -> dict[str, ReplicaModel]:
+    """Reads replicas, by file name without its ending.
+
+    Raises:
+        InputError: two files have one name, or a file is none.
+    """
+    models = {path.stem: read_replica(path) for path in paths} if paths else {REFERENCE: ReplicaModel()}
+    if paths and len(models) < len(paths):
+        raise InputError("two files of --replica have the same name, by which the plan calls them")
+    if price is not None:
+        models = {name: replace(model, price=price) for name, model in models.items()}
+    return models
+
+
+_MEANING = {
+    TTFT: "prompts fill the steps, so requests wait for their first token",
+    TPOT: "steps get too long, so output tokens come too slowly",
+    KV_CACHE: "the KV cache is full, so requests wait or are preempted",
+    SLOTS: "all slots are taken, so requests wait",
+}
+_WIDTH = 24
+
+
+def plan_text(plan: Plan, targets: RequestTargets) -> str:
+    traffic = plan.traffic
+    prefill = f" + {targets.prefill_factor:g} x its prefill" if targets.prefill_factor is not None else ""
+    lines = [
+        f"{traffic.requests:,} requests in {_duration(traffic.seconds)}: {traffic.requests_per_second:.1f} a second on "
+        f"average, {traffic.peak_requests_per_second:.1f} in the busiest minute,",
+        f"of {traffic.prompt_tokens:,.0f} prompt and {traffic.output_tokens:,.0f} output tokens on average.",
+        f"Targets: first token within {_ms(targets.ttft)}{prefill} ({_ms(targets.long_ttft)} for prompts over "
+        f"{targets.long_prompt:,} tokens), {_ms(targets.tpot)} per output token.",
+        f"{_percent(plan.attainment)} of the requests must keep both.",
+    ]
+    for each in plan.replicas:
+        lines += ["", each.name, *_replica(each, plan.attainment)]
+    if len(plan.replicas) > 1:
+        lines += ["", *_conclusion(plan)]
+    return "\n".join(lines)
+
+
+def _replica(each: ReplicaPlan, attainment: float) -> list[str]:
+    seqs, tokens = each.limits
+    lines = [_line("limits", f"max_num_seqs {seqs}, max_num_batched_tokens {tokens}")]
+    if each.peak_replicas is None:
+        return [*lines, _line("replicas", "no number is enough: one request alone misses the targets or does not fit")]
+    lines += [
+        _line("one replica carries", f"{each.requests_per_second:.1f} requests a second of the busiest minute"),
+        _line("by the capacity model", f"{each.mean_replicas} on average, {each.peak_replicas} in the busiest minute"),
+    ]
+    checked = each.checked
+    if checked is None:
+        return [
+            *lines,
+            _line("simulated", f"no number that was tried keeps {_percent(attainment)} of the requests in target"),
+        ]
+    less = "" if checked.one_less is None else f"; {_keep(checked.replicas - 1)} {checked.one_less:.2%}"
+    lines.append(_line("simulated", f"{_keep(checked.replicas)} {checked.attainment:.2%} in target{less}"))
+    if each.cost is not None:
+        cost = each.cost
+        lines.append(
+            _line(
+                "cost",
+                f"{cost.per_hour:,.2f} an hour ({cost.per_replica_hour:g} a replica); "
+                f"{cost.per_million_output_tokens:.3g} per million output tokens, "
+                f"{cost.per_million_tokens:.3g} per million tokens in and out",
+            )
+        )
+    first = first_to_break(each.breaking)
+    factors = ", ".join(f"{name} {_factor(each.breaking[name])}" for name in each.breaking)
+    lines += [
+        _line("room", f"by the capacity model, in times the busiest minute: {factors}"),
+        _line("breaks first", f"{first}: {_MEANING[first]}"),
+        _line(
+            "at twice the load",
+            f"{_keep(checked.replicas)} {checked.twice_attainment:.2%}: "
+            f"{checked.twice_missed_ttft:.2%} of the requests miss TTFT, {checked.twice_missed_tpot:.2%} TPOT; "
+            f"needed are {each.twice_replicas} by the capacity model",
+        ),
+    ]
+    return lines
+
+
+def _conclusion(plan: Plan) -> list[str]:
+    able = [each for each in plan.replicas if each.checked is not None]
+    if not able:
+        return ["None of them keeps the targets."]
+    priced = [(each.cost.per_hour, each.name) for each in able if each.cost is not None]
+    if len(priced) == len(able):
+        per_hour, name = min(priced)
+        return [f"Cheapest: {name} at {per_hour:,.2f} an hour."]
+    counts = ", ".join(f"{each.name} {each.checked.replicas}" for each in able if each.checked is not None)
+    return [f"Replicas needed: {counts}. With a price of each the cheapest is named."]
+
+
+def _line(label: str, text: str) -> str:
+    return f"  {label:<{_WIDTH}}{text}"
+
+
+def _factor(value: float) -> str:
+    return f"over {MOST:g}" if math.isinf(value) else f"{value:.2f}"
+
+
+def _keep(count: int) -> str:
+    return f"{count} replicas keep" if count > 1 else "1 replica keeps"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:g}%"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds:g} s" if seconds >= 1 else f"{1e3 * seconds:g} ms"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"

@@ -1,0 +1,1 @@
+"""A simulated replica: its scheduler, the noise of its steps, and its life."""

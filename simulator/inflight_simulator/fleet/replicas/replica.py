@@ -1,0 +1,278 @@
+"""A replica on the fleet's clock: decisions by the engine's scheduler, step durations by the cost model."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from functools import lru_cache
+
+import numpy as np
+
+from inflight_cost.model import StepWork
+from inflight_engine.request import Request, SamplingParams, Scheduling
+from inflight_engine.scheduling.config import SchedulerConfig
+from inflight_engine.scheduling.plan import StepPlan
+from inflight_engine.scheduling.scheduler import CannotFitError
+from inflight_settings.limits import LimitsInForce
+from inflight_simulator.arrivals import OUTPUT_TOKEN
+from inflight_simulator.fleet.config import FleetConfig
+from inflight_simulator.fleet.replicas.meter import Meter
+from inflight_simulator.fleet.replicas.noise import Noise
+from inflight_simulator.fleet.replicas.request_states import RequestStates
+from inflight_simulator.fleet.replicas.scheduler import FleetScheduler
+from inflight_simulator.fleet.requests import Floats
+from inflight_simulator.passes import prefill_work
+
+NEVER = math.inf
+_AHEAD = 128
+"""Maximum steps whose durations are computed at once."""
+_RAMP = np.arange(_AHEAD, dtype=np.float64)
+
+
+@lru_cache(maxsize=100_000)
+def _sampling(max_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens)
+
+
+@lru_cache(maxsize=100_000)
+def _scheduling(tenant: str) -> Scheduling:
+    return Scheduling(tenant=tenant)
+
+
+def scheduler_config(config: FleetConfig, longest: int, *, prefix_caching: bool = False) -> SchedulerConfig:
+    """The scheduler of a replica. `longest`: tokens of the longest request."""
+    model = config.replica
+    return SchedulerConfig(
+        capacity=config.capacity,
+        num_blocks=model.kv_tokens // model.block_size,
+        block_size=model.block_size,
+        max_model_len=longest,
+        kv_headroom=model.kv_headroom,
+        policy=config.policy,
+        ttft_target=config.targets.ttft,
+        ttft_per_1k_tokens=config.ttft_per_token * 1000,
+        preemption="recompute",
+        prefix_caching=prefix_caching,
+    )
+
+
+class Replica:
+    """A replica. Its steps follow each other without a gap while it has requests; a request is scheduled from the first
+    step that starts at its arrival or later.
+
+    Steps with prefills are planned one by one. Decodes alone are planned as a run, up to the first of them that ends or
+    to the end of the free blocks, and processed at the next event; an arrival ends the run after the current step, as
+    the request may be admitted then.
+
+    Args:
+        meter: receives each step and token; None: metrics are not read.
+
+    Attributes:
+        outstanding: unfinished requests sent here.
+        event: time of the next end of a step that may change state, or of a start (`starts`).
+        idle_s: when its last request ended.
+        refused: requests that could never run.
+        revision: of the limits in force.
+    """
+
+    def __init__(
+        self, config: FleetConfig, scheduling: SchedulerConfig, states: RequestStates, noise: Noise, meter: Meter | None
+    ) -> None:
+        self.outstanding = 0
+        self.event = NEVER
+        self.starts = False
+        self.idle_s = 0.0
+        self.refused: list[int] = []
+        self.revision = 0
+        self.scheduler = FleetScheduler(scheduling)
+        self.scheduler.limits = config.limits
+        self.scheduler.deadlines.cost = config.replica.cost
+        self._states = states
+        self._cost = config.replica.cost
+        self._noise = noise
+        self._meter = meter
+        self._arrived: list[int] = []
+        """Requests not scheduled by a step yet."""
+        self._arrived_tokens = 0
+        self._in_slot: dict[int, int] = {}
+        """Request id by slot."""
+        self._lost_s: dict[int, float] = {}
+        """Time of the last token of each preempted request."""
+        self._plan: StepPlan | None = None
+        self._ends: list[float] = []
+        """Ends of the steps of a run."""
+        self._begun = 0.0
+        """Begin of the step under way, or of the first one of the run."""
+        self._tokens = np.full(scheduling.capacity.max_num_seqs, OUTPUT_TOKEN, np.int32)
+
+    @property
+    def pending_tokens(self) -> int:
+        """Uncomputed prompt tokens and tokens to be recomputed."""
+        return self._arrived_tokens + self.scheduler.num_uncomputed_tokens
+
+    @property
+    def tokens_ahead(self) -> int:
+        """The part of `pending_tokens` computed before a request that arrives now."""
+        return self._arrived_tokens + self.scheduler.num_tokens_ahead
+
+    @property
+    def num_waiting(self) -> int:
+        return self.scheduler.num_waiting + len(self._arrived)
+
+    def set_limits(self, limits: LimitsInForce, now: float) -> None:
+        """Sets limits, which are in force from the next step."""
+        self.take_in_until(now)
+        self._cut_run(now)
+        if self._ends:
+            # The current step is processed with the limits it was planned with.
+            self._commit(len(self._ends))
+        self.scheduler.limits, self.revision = limits.limits, limits.revision
+
+    def arrive(self, request_id: int, now: float) -> None:
+        """A request arrives at `now`; all earlier events were processed."""
+        self.outstanding += 1
+        self._arrived.append(request_id)
+        tokens = self._states.prompt_tokens[request_id]
+        self._arrived_tokens += tokens
+        if self._meter is not None:
+            self._meter.arrived(tokens)
+        if self.event == NEVER:
+            self.event, self.starts = now, True
+        elif self._ends and self.scheduler.num_running < self.scheduler.limits.max_num_seqs:
+            self._cut_run(now)
+
+    def advance(self, now: float) -> None:
+        """Process all ends up to `now`, and starts before it."""
+        while self.event <= now:
+            if self.starts:
+                if self.event == now:
+                    return
+                self._start(self.event)
+            else:
+                self._end(self.event)
+
+    def take_in_until(self, now: float) -> None:
+        """Count the steps of a run that have ended by now, so that metrics show them."""
+        ends = self._ends
+        if ends and ends[0] <= now < ends[-1]:
+            self._commit(bisect_right(ends, now))
+
+    def _start(self, now: float) -> None:
+        scheduler = self.scheduler
+        if self._arrived:
+            self._hand_over()
+        steps = scheduler.steady_steps()
+        if steps:
+            self._start_run(min(steps, _AHEAD), now)
+            return
+        plan = scheduler.schedule(now)
+        if plan is None:
+            # All arrived requests were rejected.
+            self.event, self.idle_s = NEVER, now
+            return
+        prefill_tokens, prefill_context = prefill_work(plan.prefills)
+        for each in plan.preemptions:
+            self._lost_s[each.request_id] = now
+        for start in plan.starts:
+            self._in_slot[start.slot] = start.request_id
+        decodes = len(plan.decode_slots)
+        work = StepWork(decodes, prefill_tokens, scheduler.num_attended_tokens, prefill_context)
+        seconds = self._cost.seconds(work) * float(self._noise.ahead(1)[0])
+        self._noise.use(1)
+        if self._meter is not None:
+            self._meter.started(work, seconds, now + seconds)
+        self._plan, self._begun = plan, now
+        self.event, self.starts = now + seconds, False
+
+    def _start_run(self, steps: int, now: float) -> None:
+        scheduler, cost = self.scheduler, self._cost
+        decodes = scheduler.num_decoding
+        work = StepWork(decodes, 0, scheduler.num_attended_tokens, 0)
+        first = cost.seconds(work)
+        seconds: Floats = (first + cost.decode_kv_token_s * decodes * _RAMP[:steps]) * self._noise.ahead(steps)
+        seconds[0] += now
+        self._ends = seconds.cumsum().tolist()
+        self._begun = now
+        self.event, self.starts = self._ends[-1], False
+        if self._meter is not None:
+            self._meter.started(work, self._ends[0] - now, self._ends[0])
+
+    def _cut_run(self, now: float) -> None:
+        """End the run with the step in progress at `now`."""
+        ends = self._ends
+        if not ends:
+            return
+        under_way = bisect_left(ends, now)
+        if under_way + 1 < len(ends):
+            del ends[under_way + 1 :]
+            self.event = ends[-1]
+
+    def _commit(self, steps: int) -> None:
+        """Process the first steps of the run."""
+        if self._meter is not None:
+            self._meter.run(self._begun, self._ends[:steps], self.scheduler.num_decoding)
+        self._noise.use(steps)
+        now = self._begun = self._ends[steps - 1]
+        del self._ends[:steps]
+        for request in self.scheduler.advance_many(steps):
+            self._finish(request.request_id, now)
+
+    def _end(self, now: float) -> None:
+        """A step, or the run, ends now."""
+        if self._ends:
+            self._commit(len(self._ends))
+        elif self._plan is not None:
+            self._end_plan(self._plan, now)
+        self.starts = True
+        if not self.outstanding:
+            self.event, self.idle_s = NEVER, now
+
+    def _end_plan(self, plan: StepPlan, now: float) -> None:
+        self._plan = None
+        first_s, sampled = self._states.first_s, len(plan.decode_slots)
+        meter = self._meter
+        if meter is not None:
+            meter.step(now - self._begun, sampled, plan.num_tokens)
+        for chunk in plan.prefills:
+            if not chunk.samples:
+                continue
+            sampled += 1
+            request_id = self._in_slot[chunk.slot]
+            if request_id in self._lost_s:
+                lost_s = self._lost_s.pop(request_id)
+                if meter is not None and first_s[request_id] == first_s[request_id]:
+                    meter.gap(now - lost_s)
+            if first_s[request_id] != first_s[request_id]:
+                first_s[request_id] = now
+                if meter is not None:
+                    meter.first_token(now - self._states.sent_s[request_id])
+        for request in self.scheduler.update(plan, self._tokens[:sampled]):
+            self._finish(request.request_id, now)
+
+    def _finish(self, request_id: int, now: float) -> None:
+        self.outstanding -= 1
+        self._states.end_s[request_id] = now
+        self._states.ended.append(request_id)
+        if self._meter is not None:
+            tokens = self._states.output_tokens[request_id]
+            self._meter.finished(request_id, tokens, now - self._states.first_s[request_id])
+
+    def _hand_over(self) -> None:
+        """Submit arrived requests to the scheduler."""
+        states = self._states
+        for request_id in self._arrived:
+            request = Request(
+                request_id,
+                states.prompt_token_ids(request_id),
+                _sampling(states.output_tokens[request_id]),
+                states.sent_s[request_id],
+                _scheduling(states.tenant(request_id)),
+            )
+            try:
+                self.scheduler.add(request)
+            except CannotFitError:
+                self.outstanding -= 1
+                self.refused.append(request_id)
+                states.ended.append(request_id)
+        self._arrived.clear()
+        self._arrived_tokens = 0

@@ -1,0 +1,1 @@
+"""Container images: built, archived and stored for the node's runtime."""

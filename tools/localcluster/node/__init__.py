@@ -1,0 +1,1 @@
+"""The machine's own node: control plane, kubelet, addresses, and what they leave behind."""

@@ -1,0 +1,1 @@
+"""Programs of the cluster, built from Go modules or taken from packages."""
