@@ -62,11 +62,13 @@ Plant = Callable[[Scheduler, Patch], None]
 
 
 class Fault(NamedTuple):
-    """`caught`: what the model must say. `fields`: of the configuration, where it differs from `BUSY`."""
+    """`caught`: what the model must say. `fields`: of the configuration, where it differs from `BUSY`. `forces`:
+    requests get tokens that they do not sample."""
 
     plant: Plant
     caught: str
     fields: Mapping[str, Any] = MappingProxyType({})
+    forces: bool = False
 
 
 def falsify(change: Callable[[StepPlan], StepPlan]) -> Plant:
@@ -669,22 +671,26 @@ FAULTS = {
         plans_on_old_lengths, "a table grows|a token has no block|nothing is planned|growth leaves", LOOKAHEAD
     ),
     "the runner is not told of forced tokens": Fault(
-        falsify(lambda plan: changed(plan, extensions=())), "does not know tokens that it is to compute"
+        falsify(lambda plan: changed(plan, extensions=())), "does not know tokens that it is to compute", forces=True
     ),
     "forced tokens follow one that a step under way samples": Fault(
-        counts_what_a_step_under_way_samples, "discarded_slots is not who has ended", LOOKAHEAD
+        counts_what_a_step_under_way_samples, "discarded_slots is not who has ended", LOOKAHEAD, forces=True
     ),
     "forced tokens cost a tenant nothing": Fault(
         wrap("queues", "generated", lambda generated, *arguments: None),
         "fair: request .* overtakes|nobody is admitted though the next request fits",
         {"policy": "fair"},
+        forces=True,
     ),
     "forced tokens take blocks that nobody counts": Fault(
         wrap("running.table", "extend", lambda extend, slot, blocks, computed: extend(slot, blocks[:0], computed)),
         "blocks are in use where block tables",
+        forces=True,
     ),
     "extended requests wait behind prompts": Fault(
-        set_attribute(scheduler_module, "plan_prefills", plans_prompts_first), "before one that was admitted earlier"
+        set_attribute(scheduler_module, "plan_prefills", plans_prompts_first),
+        "before one that was admitted earlier",
+        forces=True,
     ),
     "a request ends too late": Fault(
         wrap("running.decodes", "advance", lambda advance: (advance(), [])[1]),
@@ -696,6 +702,7 @@ FAULTS = {
 def run(fault: Fault, plant: bool, patch: Patch) -> None:
     for seed in SEEDS:
         workload = Workload(seed, **BUSY | fault.fields)
+        workload.forced_share = 0.3 * fault.forces
         if plant:
             fault.plant(workload.driver.scheduler, patch)
         for _ in range(STEPS):
