@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from inflight_engine.request import TokenIds
+from inflight_engine.request import ForcedRun, TokenIds
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -57,19 +57,6 @@ class GrammarEnd(NamedTuple):
 
     slot: int
     error: str
-
-
-class ForcedRun(NamedTuple):
-    """Tokens that a slot's grammar leaves as the only ones after its latest token, one after the other.
-
-    Attributes:
-        token_ids: int32, at least one; none of them ends the request but the last where `ends`.
-        ends: the text is complete with the last of them.
-    """
-
-    slot: int
-    token_ids: TokenIds
-    ends: bool
 
 
 class StepOutput(NamedTuple):

@@ -8,8 +8,8 @@ import numpy as np
 
 from inflight_cost.model import StepWork
 from inflight_engine.messages import Admission, Finished, StepReport, StepStats
-from inflight_engine.output import ForcedRun, StepOutput
-from inflight_engine.request import Request
+from inflight_engine.output import StepOutput
+from inflight_engine.request import ForcedRun, Request
 from inflight_engine.scheduling.plan import Slots, StepPlan
 from inflight_engine.scheduling.scheduler import Scheduler
 

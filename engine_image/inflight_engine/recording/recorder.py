@@ -17,7 +17,6 @@ import msgspec
 
 from inflight_cost.model import CostModel, StepWork
 from inflight_engine.cache.swap import SwapRates
-from inflight_engine.output import ForcedRun
 from inflight_engine.recording.content import ContentNumbers
 from inflight_engine.recording.lines import (
     FORMAT_VERSION,
@@ -38,7 +37,7 @@ from inflight_engine.recording.lines import (
     TimePassed,
     WeightsChanged,
 )
-from inflight_engine.request import FinishReason, Request, Scheduling
+from inflight_engine.request import FinishReason, ForcedRun, Request, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_settings.limits import LimitsInForce

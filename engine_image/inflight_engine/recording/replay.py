@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from inflight_cost.model import StepWork
-from inflight_engine.output import ForcedRun
 from inflight_engine.recording.lines import (
     Added,
     BlockRuns,
@@ -27,7 +26,7 @@ from inflight_engine.recording.lines import (
     TimePassed,
     WeightsChanged,
 )
-from inflight_engine.request import FinishReason, Request, SamplingParams, TokenIds
+from inflight_engine.request import FinishReason, ForcedRun, Request, SamplingParams, TokenIds
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.scheduler import Scheduler

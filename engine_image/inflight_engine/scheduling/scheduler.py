@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 
 from inflight_engine.cache.block_pool import BlockPool
-from inflight_engine.output import ForcedRun
-from inflight_engine.request import FinishReason, Request, RequestState, TokenIds
+from inflight_engine.request import FinishReason, ForcedRun, Request, RequestState, TokenIds
 from inflight_engine.scheduling.admission import Admission
 from inflight_engine.scheduling.budget import fit_decodes, plan_prefills, runs_out
 from inflight_engine.scheduling.config import SchedulerConfig

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from inflight_cost.model import StepWork
-from inflight_engine.output import ForcedRun
 from inflight_engine.recording import content
 from inflight_engine.recording.reader import Recording
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.recording.replay import Survey, replay
-from inflight_engine.request import FinishReason, Request, SamplingParams
+from inflight_engine.request import FinishReason, ForcedRun, Request, SamplingParams
 from inflight_engine.scheduling.plan import PrefillChunk, SlotStart, StepPlan
 from inflight_settings.limits import Limits, LimitsInForce
 from tests.engine.recording.workload import CONFIG, Keep, Workload, config

@@ -10,8 +10,7 @@ import numpy as np
 
 from inflight_cost.model import CostModel
 from inflight_engine.cache.swap import SwapRates
-from inflight_engine.output import ForcedRun
-from inflight_engine.request import FinishReason, Request, SamplingParams, TokenIds
+from inflight_engine.request import FinishReason, ForcedRun, Request, SamplingParams, TokenIds
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.scheduler import Scheduler

@@ -168,7 +168,7 @@ class Rules:
         ), "tokens are sampled one by one though there is room for them at once"
 
     def _compute_in_vain(self, request_id: int) -> None:
-        """What steps under way compute for a request counts for nothing."""
+        """Let what steps under way compute for a request count for nothing."""
         for under_way in self._under_way.values():
             for slot, (owner, _) in under_way.computed.items():
                 if owner == request_id:

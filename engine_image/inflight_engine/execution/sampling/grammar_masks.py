@@ -13,8 +13,8 @@ from inflight_engine.execution.memory.staging import upload
 from inflight_engine.execution.sampling.token_rules import TokenMask, TokenRules
 from inflight_engine.grammars.compiled import Grammars
 from inflight_engine.grammars.matching import Bits, Matching
-from inflight_engine.output import ForcedRun, GrammarEnd
-from inflight_engine.request import TokenIds
+from inflight_engine.output import GrammarEnd
+from inflight_engine.request import ForcedRun, TokenIds
 from inflight_engine.scheduling.plan import Slots, SlotStart, StepPlan
 
 
