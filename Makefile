@@ -66,8 +66,8 @@ bench-simulator: .venv/kernels.stamp ## How close a simulation comes to the real
 bench-fleet: .venv/kernels.stamp ## How fast a fleet is simulated: 8 and 1,000 replicas
 	@$(PY) -m tools.bench.fleet
 
-bench-operator: .venv/kernels.stamp ## The operator with 1,000 services and 5,000 fake pods: CPU, memory, delays, API writes; a quarter of an hour
-	@$(PY) -m tools.bench.operator
+bench-operator: .venv/kernels.stamp ## The operator with 1,000 services and 5,000 fake pods: CPU, memory, delays, API writes; a quarter of an hour. ARGS=--help
+	@$(PY) -m tools.bench.operator $(ARGS)
 
 bench-autopilot: .venv/kernels.stamp ## Goodput of a real engine: fixed limits, and limits found by the operator; half an hour. ARGS=--help
 	@$(PY) -m tools.bench.autopilot $(ARGS)

@@ -14,6 +14,7 @@ capacity to their size than such requests are.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 
 from inflight_cost.capacity import Margins, Replica, Targets, Workload, full_step_seconds
@@ -127,8 +128,10 @@ def largest(holds: Callable[[float], bool], most: float = _MOST_TOKENS) -> float
     """The largest number up to `most` for which `holds`, which is true up to some number, is true."""
     if holds(most):
         return most
-    low, high = 0.0, most
-    for _ in range(_HALVINGS):
+    # The first halvings find the power of 2 below the number; a bisection of the powers takes fewer calls for that.
+    halvings = bisect_left(range(_HALVINGS), True, key=lambda halvings: holds(most / 2 ** (halvings + 1)))
+    low, high = (most / 2 ** (halvings + 1) if halvings < _HALVINGS else 0.0), most / 2**halvings
+    for _ in range(_HALVINGS - halvings - 1):
         middle = (low + high) / 2
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low

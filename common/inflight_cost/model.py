@@ -57,7 +57,7 @@ class CostModel:
             + self.decode_kv_token_s * work.decode_kv_tokens
             + self.prefill_context_token_s * work.prefill_context_tokens
             + self.copied_token_s * work.copied_tokens
-            + self.on_curve(work.decode_seqs + work.prefill_tokens)
+            + (self.on_curve(work.decode_seqs + work.prefill_tokens) if self.curve else 0.0)
         )
 
     def prefill_seconds(self, tokens: float, cached: float = 0.0) -> float:

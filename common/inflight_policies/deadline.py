@@ -130,6 +130,14 @@ class DeadlineQueue(Generic[Item]):
             return late[1]
         return in_time[1]
 
+    def firsts(self, count: int) -> list[Item]:
+        """Returns `head`, then other items: those in time, then the late ones, each by their places."""
+        head = self.head()
+        if head is None:
+            return []
+        others = [item for heap in (self._in_time, self._late) for _, item in heap.firsts(count) if item is not head]
+        return [head, *others][:count]
+
     def is_late(self, item: Item) -> bool:
         return item in self._late
 

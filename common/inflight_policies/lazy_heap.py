@@ -47,6 +47,17 @@ class LazyHeap(Generic[Item]):
             heapq.heappop(entries)
         return None
 
+    def firsts(self, count: int) -> list[tuple[Key, Item]]:
+        """Returns the smallest keys with their items, in order, and leaves them in place; all where there are fewer."""
+        found: list[tuple[Key, Item]] = []
+        while len(found) < count and (first := self.first()) is not None:
+            heapq.heappop(self._entries)
+            if not found or found[-1][1] is not first[1]:
+                found.append(first)
+        for entry in found:
+            heapq.heappush(self._entries, entry)
+        return found
+
     def remove(self, item: Item) -> None:
         """Remove an item.
 

@@ -113,6 +113,17 @@ class ServiceCounters:
                     least, least_client = service, client
         return least_client
 
+    def firsts(self, count: int, clock: int) -> list[str]:
+        """Returns the waiting clients with the least service, in order; all where fewer wait."""
+        found: list[str] = []
+        while len(found) < count and (least := self.least(clock)) is not None:
+            self._waiting[self._counters[least].rate].remove(least)
+            found.append(least)
+        for client in found:
+            counter = self._counters[client]
+            self._waiting[counter.rate].push(client, counter.key)
+        return found
+
     def start_waiting(self, client: str, rank: int, clock: int, unit: int | None = None) -> None:
         """Adds a client whose first request waits. Args: rank: unlike any other client's. unit: None: as before."""
         level = self.level(clock)

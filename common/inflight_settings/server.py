@@ -87,6 +87,9 @@ class ServerSettings:
         "(vLLM's value `vllm`); or a folder with such a file",
         metavar="auto|none|FOLDER",
     )
+    enable_tokenizer_info_endpoint: bool = setting(
+        False, "/tokenizer_info shows the tokenizer's settings and the chat template, for clients that tokenize"
+    )
     chat_template: Path | None = setting(
         None, "file with a chat template in Jinja (default: the model's chat_template.jinja, or tokenizer_config.json)"
     )

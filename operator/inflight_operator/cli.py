@@ -49,12 +49,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         gateway_service=arguments.gateway_service,
         endpoint_picker=arguments.gateway_endpoint_picker,
         metrics_port=arguments.metrics_port,
+        metrics_authentication=arguments.metrics_authentication,
         engine_image=arguments.engine_image,
         engine_pull_policy=arguments.engine_image_pull_policy,
         vllm_image=arguments.vllm_image,
         plugin_image=arguments.plugin_image,
         interval=arguments.interval,
         admin_peers=arguments.admin_peers,
+        client_peers=arguments.client_peers,
         upgrade=arguments.engine_upgrade,
         upgrades_at_once=arguments.engine_upgrades_at_once,
         upgrades_stuck=arguments.engine_upgrade_stuck_services,
@@ -191,6 +193,13 @@ def build_parser() -> argparse.ArgumentParser:
         help="port of /metrics and /healthz (default: 8080)",
     )
     run.add_argument(
+        "--metrics-authentication",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="answer /metrics only with a bearer token of an account that may get this path, by the API server's"
+        " TokenReview and SubjectAccessReview",
+    )
+    run.add_argument(
         "--interval",
         type=flag_types.interval,
         default=3.0,
@@ -204,6 +213,14 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="JSON",
         help="list of NetworkPolicyPeers that may reach the engines' admin port beside the operator, such as a"
         " Prometheus that scrapes it",
+    )
+    run.add_argument(
+        "--client-peers",
+        type=flag_types.peers,
+        default=(),
+        metavar="JSON",
+        help="list of NetworkPolicyPeers that may connect to the serving port of services without"
+        " spec.networkPolicy.from (default: all may)",
     )
     run.add_argument(
         "--engine-upgrade",

@@ -37,6 +37,7 @@ from inflight_operator.reconcile.reconciler import Reconciler, ReconcilerSetting
 from inflight_operator.reconcile.upgrades import SERVICES_AT_ONCE, STUCK_SERVICES, UpgradeMode, UpgradePace
 from inflight_operator.recording.recorder import DEFAULT_MEBIBYTES, MEBIBYTE, DecisionRecorder
 from inflight_operator.render.plan import VLLM_IMAGE, EngineObservability, Settings
+from inflight_operator.telemetry.access import Access, reviewer
 from inflight_operator.telemetry.metrics import OperatorMetrics
 from inflight_operator.telemetry.web import Heartbeat, WebServer
 from inflight_operator.watch.handlers import build_registry, kopf_connection
@@ -62,12 +63,14 @@ class Options:
         gateway_service: full DNS name of the gateway's Service; empty without a gateway.
         endpoint_picker: whether the gateway's pods serve other gateways as their endpoint picker.
         metrics_port: for /metrics and /healthz.
+        metrics_authentication: only clients whose account may get /metrics read them.
         engine_image: image of services whose spec names none.
         vllm_image: image of services of type vllm whose spec names none.
         plugin_image: this program's own image; empty if it does not run in a container.
         engine_pull_policy: pull policy of all engine pods; empty takes the default of Kubernetes.
         interval: seconds between two rounds of a service, and between two scrapes of a pod.
         admin_peers: NetworkPolicyPeers that may reach the engines' admin port beside the operator.
+        client_peers: NetworkPolicyPeers that may reach the serving port of services that name no clients; empty: all.
         upgrade: mode of engine upgrades.
         upgrades_at_once: services upgraded at the same time, in mode Paced.
         upgrades_stuck: services whose upgrade may be stuck before no further one starts, in mode Paced.
@@ -88,6 +91,7 @@ class Options:
     class_name: str = DEFAULT_CLASS
     engine_pull_policy: str = ""
     admin_peers: tuple[Manifest, ...] = ()
+    client_peers: tuple[Manifest, ...] = ()
     upgrade: UpgradeMode = "Paced"
     upgrades_at_once: Share = SERVICES_AT_ONCE
     upgrades_stuck: Share = STUCK_SERVICES
@@ -97,6 +101,7 @@ class Options:
     observability: EngineObservability = field(default_factory=EngineObservability)
     gateway_service: str = ""
     endpoint_picker: bool = False
+    metrics_authentication: bool = False
     vllm_image: str = VLLM_IMAGE
     plugin_image: str = ""
 
@@ -116,7 +121,8 @@ async def run_operator(options: Options) -> int:
         ClusterCache(options.class_name),
         asyncio.Event(),
     )
-    web = WebServer(options.metrics_port, metrics.registry, heartbeat)
+    access = Access(reviewer(configuration)) if options.metrics_authentication else None
+    web = WebServer(options.metrics_port, metrics.registry, heartbeat, access)
     own_namespace = _own_namespace(options)
     try:
         async with (
@@ -158,6 +164,7 @@ async def run_operator(options: Options) -> int:
                 clock,
                 recorder,
                 gateway,
+                lambda: stretch.factor,
             )
             workers = Workers(
                 reconciler.reconcile,
@@ -278,6 +285,7 @@ def _settings(options: Options, available_apis: frozenset[str]) -> Settings:
         available_apis=available_apis,
         operator_namespace=os.environ.get("POD_NAMESPACE"),
         admin_peers=options.admin_peers,
+        client_peers=options.client_peers,
         observability=options.observability,
         gateway_service=options.gateway_service,
         endpoint_picker=options.endpoint_picker,

@@ -27,6 +27,7 @@ CHANGES = {
     "engine.upgrade.stuckServices": 0,
     "operator.className": "team",
     "engine.adminPeers": PEERS,
+    "engine.clientPeers": PEERS,
     **{
         f"gateway.{path}": value
         for path, value in {
@@ -80,6 +81,7 @@ CHANGES = {
     "serviceAccount.name": "other",
     "serviceAccount.annotations": TEXT,
     "metrics.port": 9090,
+    "metrics.authentication.tokenSecret": "token-of-prometheus",
     "metrics.monitor.kind": "PodMonitor",
     "metrics.monitor.interval": "30s",
     "metrics.monitor.labels": TEXT,
@@ -128,6 +130,7 @@ NEEDS = {
     "gateway.jwt.caSecret": "gateway.jwt.issuer=me,gateway.jwt.jwksUri=https://issuer.example/keys",
     "clusterDomain": "gateway.enabled=true",
     "recordDecisions.": "recordDecisions.enabled=true",
+    "metrics.authentication.tokenSecret": "metrics.authentication.enabled=true,metrics.monitor.enabled=true",
     "metrics.monitor.": "metrics.monitor.enabled=true",
     "metrics.rules.": "metrics.rules.enabled=true",
     "dashboards.": "dashboards.enabled=true",

@@ -148,9 +148,11 @@ def test_the_operator_understands_the_arguments_of_other_values(helm, monkeypatc
         *("--set", "engine.upgrade.mode=Held,engine.upgrade.servicesAtOnce=5%,engine.upgrade.stuckServices=0"),
         *("--set", "operator.className=second"),
         *("--set-json", f"engine.adminPeers={json.dumps(PEERS)}"),
+        *("--set-json", f"engine.clientPeers={json.dumps(PEERS[:1])}"),
     )
     assert (options.leader_elect, options.interval) == (False, 7)
     assert (options.namespaces, options.admin_peers) == (("team", "search"), tuple(PEERS))
+    assert options.client_peers == tuple(PEERS[:1])
     assert (options.upgrade, options.upgrades_at_once, options.upgrades_stuck) == (
         "Held",
         Share(5, percent=True),
@@ -326,6 +328,35 @@ def test_the_monitor_selects_what_exists(helm, kind, field):
     selected = monitor["spec"]["selector"]["matchLabels"].items()
     target = objects[("Service", "prod-operator-metrics")] if kind == "ServiceMonitor" else pod_of(objects)
     assert selected <= target["metadata"]["labels"].items()
+
+
+AUTHENTICATED = "metrics.authentication.enabled=true,metrics.monitor.enabled=true"
+
+
+def test_metrics_with_authentication_have_the_rights_for_it_and_one_role_for_readers(helm):
+    assert not [name for _, name in helm.objects() if "metrics-auth" in name or "metrics-reader" in name]
+    given = helm.objects("--set", AUTHENTICATED)
+    assert "--metrics-authentication" in given[OPERATOR]["spec"]["template"]["spec"]["containers"][0]["args"]
+    rights = given[("ClusterRole", "inflight-system-prod-operator-metrics-auth")]["rules"]
+    assert [(one["resources"], one["verbs"]) for one in rights] == [
+        (["tokenreviews"], ["create"]),
+        (["subjectaccessreviews"], ["create"]),
+    ]
+    assert given[("ClusterRoleBinding", "inflight-system-prod-operator-metrics-auth")]["subjects"]
+    (rule,) = given[("ClusterRole", "inflight-system-prod-operator-metrics-reader")]["rules"]
+    assert rule == {"nonResourceURLs": ["/metrics"], "verbs": ["get"]}
+
+
+def test_the_monitor_sends_a_token_to_metrics_with_authentication(helm):
+    own = helm.objects("--set", AUTHENTICATED)[("ServiceMonitor", "prod-operator")]["spec"]["endpoints"][0]
+    assert own["bearerTokenFile"] == "/var/run/secrets/kubernetes.io/serviceaccount/token"
+    secret = ("--set", f"{AUTHENTICATED},metrics.authentication.tokenSecret=token-of-prometheus")
+    (given,) = helm.objects(*secret)[("ServiceMonitor", "prod-operator")]["spec"]["endpoints"]
+    assert given["authorization"] == {"type": "Bearer", "credentials": {"name": "token-of-prometheus", "key": "token"}}
+    pods = helm.objects(*secret, "--set", "metrics.monitor.kind=PodMonitor")[("PodMonitor", "prod-operator")]
+    assert pods["spec"]["podMetricsEndpoints"][0]["authorization"] == given["authorization"]
+    refused = helm.template("--set", f"{AUTHENTICATED},metrics.monitor.kind=PodMonitor")
+    assert "a PodMonitor needs metrics.authentication.tokenSecret" in refused.stderr
 
 
 def test_services_and_budgets_select_the_operator_and_not_the_test_pod(helm):

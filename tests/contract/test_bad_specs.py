@@ -297,6 +297,26 @@ BAD = {
         spec(networkPolicy={"from": [{"podSelector": {}, "ipBlock": {"cidr": "10.0.0.0/8"}}]}),
         "networkPolicy.from needs podSelector, namespaceSelector or both, or else ipBlock alone",
     ),
+    "addresses that are none": (
+        spec(networkPolicy={"from": [{"ipBlock": {"cidr": "10.0.0.0/33"}}]}),
+        "spec.networkPolicy.from[0].ipBlock.cidr",
+    ),
+    "an address without a length": (
+        spec(networkPolicy={"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.0.0.1"]}}]}),
+        "spec.networkPolicy.from[0].ipBlock.except[0]",
+    ),
+    "an exception as wide as the addresses": (
+        spec(networkPolicy={"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.0.0.0/8"]}}]}),
+        "networkPolicy.from ipBlock.except must have parts of ipBlock.cidr",
+    ),
+    "an exception of the other family": (
+        spec(networkPolicy={"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["fd00::/64"]}}]}),
+        "networkPolicy.from ipBlock.except must have parts of ipBlock.cidr",
+    ),
+    "a claim of devices that is two": (
+        template(resourceClaims=[{"name": "a", "resourceClaimName": "b", "resourceClaimTemplateName": "c"}]),
+        "template.resourceClaims needs exactly one of resourceClaimName and resourceClaimTemplateName",
+    ),
     "a class of another form": (spec(className="Team A"), "spec.className: Invalid value"),
     "float16 on CPU": (
         spec(engine={"dtype": "float16"}, accelerator={"count": 0}),

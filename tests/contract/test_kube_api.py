@@ -24,6 +24,7 @@ from inflight_operator.api.status import (
 )
 from inflight_operator.api.types import InferenceService
 from inflight_operator.keys import LiveAdminKey
+from inflight_operator.telemetry.access import Verdict, review
 from tests.contract.cable import to_port
 
 pytestmark = pytest.mark.contract
@@ -248,3 +249,16 @@ async def test_replicas_that_race_to_create_the_key_share_it(api, kubectl, names
     kubectl.ok("patch", "secret", "key", "-n", namespace, "-p", '{"stringData": {"epoch": "2"}}')
     await keys[0].refresh()
     assert keys[0].current == replace(before, epoch="2")
+
+
+async def test_the_api_server_decides_who_may_read_the_metrics(api, kubectl, namespace):
+    role = f"metrics-of-{namespace}"
+    kubectl.ok("create", "clusterrole", role, "--verb=get", "--non-resource-url=/metrics")
+    kubectl.ok("create", "clusterrolebinding", role, f"--clusterrole={role}", f"--serviceaccount={namespace}:runner")
+    try:
+        tokens = {one: kubectl.ok("create", "token", one, "-n", namespace).strip() for one in ("runner", "default")}
+        assert await review(api, tokens["runner"]) is Verdict.ALLOWED
+        assert await review(api, tokens["default"]) is Verdict.FORBIDDEN
+        assert await review(api, tokens["runner"][:-8] + "aaaaaaaa") is Verdict.UNKNOWN
+    finally:
+        kubectl.ok("delete", "clusterrole,clusterrolebinding", role)

@@ -248,6 +248,55 @@ def test_a_gateway_brings_its_key_and_takes_over_the_address_of_services_that_as
     assert base64.b64decode(secret["tenant-key"]) == b"none"
 
 
+RESTORED = ("secret", "configmap", "service", "ifsvc", "deployment", "networkpolicy", "poddisruptionbudget")
+"""Kinds in the order in which Velero restores them: some first, all others by the alphabet of their groups."""
+
+NOT_RESTORED = ("uid", "resourceVersion", "generation", "creationTimestamp", "ownerReferences")
+"""Metadata that Velero leaves out, as it does the status."""
+
+
+@pytest.mark.parametrize("children", [False, True])
+def test_a_service_restored_in_veleros_order_has_its_children_again_once_restored_ones_are_gone(
+    kubectl, namespace, start, children
+):
+    kubectl.create(service_manifest(namespace, {"model": {"source": "builtin://smollm2"}}))
+    selector = "inflight.dev/service=chat"
+
+    def owners():
+        """Owners of the children, by kind; empty before there are all."""
+        items = kubectl.json("get", ",".join(RESTORED), "-n", namespace, "-l", selector)["items"]
+        found = {(one["kind"], one["metadata"]["name"]): one["metadata"].get("ownerReferences") for one in items}
+        return {key: one and one[0]["uid"] for key, one in found.items()} if len(found) == 6 else {}
+
+    def token():
+        return kubectl.json("get", "secret", "chat-admin-token", "-n", namespace)["data"]["token"]
+
+    program = start("--no-leader-elect")
+    before, old = eventually(30, owners), token()
+    program.end(signal.SIGTERM)
+    kept = () if children else ("-l", "!inflight.dev/service")
+    saved = [one for kind in RESTORED for one in kubectl.json("get", kind, "-n", namespace, *kept)["items"]]
+    kubectl.ok("delete", ",".join(RESTORED), "--all", "-n", namespace)
+    for one in saved:
+        one.pop("status", None)
+        one["metadata"] = {name: part for name, part in one["metadata"].items() if name not in NOT_RESTORED}
+        if one["kind"] == "Service":
+            one["spec"] = {"ports": one["spec"]["ports"], "selector": one["spec"].get("selector")}
+        kubectl.create(one)
+    start("--no-leader-elect")
+    uid = kubectl.json("get", "ifsvc", "chat", "-n", namespace)["metadata"]["uid"]
+    if children:
+
+        def said():
+            conditions = kubectl.json("get", "ifsvc", "chat", "-n", namespace).get("status", {}).get("conditions", ())
+            return [one["message"] for one in conditions if one["type"] == "Progressing"]
+
+        eventually(30, lambda: "does not belong to this InferenceService: delete" in "".join(said()))
+        kubectl.ok("delete", ",".join(RESTORED), "-n", namespace, "-l", selector)
+    eventually(30, lambda: owners() == dict.fromkeys(before, uid))
+    eventually(10, lambda: token() != old)  # it is derived from the key and the new uid
+
+
 def name_of(program):
     said = re.findall(r"leading as (\S+)", program.log.read_text())
     return said[-1] if len(said) > 1 else "not yet"

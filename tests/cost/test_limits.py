@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inflight_cost.capacity import Margins, Replica, Targets, Workload, full_step_seconds
-from inflight_cost.limits import best_limits
+from inflight_cost.limits import best_limits, largest
 from inflight_cost.model import CostModel, StepWork
 from inflight_settings.limits import Limits, LimitsBounds
 
@@ -148,3 +148,20 @@ def test_slots_have_room_for_one_in_prefill_and_the_budget_for_it_beside_all_dec
     if decodes > 1:
         arriving = decodes / output * workload.computed
         assert decodes + 0.9 * arriving <= limits.max_num_batched_tokens * 1.04 + 1
+
+
+@given(st.floats(0, 1e9), st.sampled_from([2.0**24, 10.0, 123.4]))
+def test_the_largest_number_is_found_as_by_halvings_alone_in_fewer_calls(number, most):
+    calls = []
+
+    def holds(tried):
+        calls.append(tried)
+        return tried <= number
+
+    low, high = 0.0, most
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if middle <= number else (low, middle)
+    assert largest(holds, most) == (most if most <= number else low)
+    assert len(calls) <= 57
+    assert len(calls) <= 40 or number > most / 2**17

@@ -21,6 +21,7 @@ ALWAYS = (
     "failed_chunks",
     "misled",
     "throttled",
+    "passed",
     "preemptions",
     "swaps",
     "swaps_in",

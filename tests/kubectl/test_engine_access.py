@@ -118,7 +118,7 @@ async def test_many_answers_stream_side_by_side_and_no_thread_or_connection_stay
             answers = await asyncio.gather(*(ask(forward) for _ in range(64)))
             assert {one.text for one in answers} == {"x" * 20 + "y"}
             assert forward.problem is None
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while (threads() or server.open) and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         assert (threads(), server.open) == ([], 0)

@@ -397,13 +397,16 @@ def test_a_renewal_is_one_call_and_a_conflict_costs_a_second_look():
 
 async def test_a_leader_whose_loop_is_blocked_for_longer_than_the_lease_keeps_it(monkeypatch):
     monkeypatch.setattr("inflight_operator.leader.RETRY_SECONDS", 0.02)
-    monkeypatch.setattr("inflight_operator.leader.RENEW_DEADLINE_SECONDS", 1.0)
-    seen = []
+    monkeypatch.setattr("inflight_operator.leader.RENEW_DEADLINE_SECONDS", 3.0)
+    seen, store = [], LeaseStore()
     with LoopThread("lease") as thread:
-        leadership = Leadership(Line(LeaseStore()), "team", "first", beside=thread.run)
+        leadership = Leadership(Line(store), "team", "first", beside=thread.run)
 
         async def act():
-            time.sleep(2)  # noqa: ASYNC251 - as a computation that blocks the loop
+            begun, before = time.monotonic(), store.version
+            # As a computation that blocks the loop, on a busy machine for long enough to renew.
+            while time.monotonic() < begun + 3.5 or (store.version < before + 10 and time.monotonic() < begun + 60):
+                time.sleep(0.02)  # noqa: ASYNC251
             seen.append(leadership.leads())
 
         await leadership.lead(act)

@@ -6,6 +6,7 @@ import pytest
 
 from inflight_contract.errors import ApiError
 from inflight_vllm.drain import Drain
+from tests.base.virtual_time import in_virtual_time
 
 
 class Exit:
@@ -22,6 +23,7 @@ async def until(condition):
             await asyncio.sleep(0.001)
 
 
+@in_virtual_time
 async def test_requests_are_taken_during_the_delay_and_refused_after_it():
     leave = Exit()
     drain = Drain(0.05, 5, leave)
@@ -35,6 +37,7 @@ async def test_requests_are_taken_during_the_delay_and_refused_after_it():
     assert (drain.running, drain.refused, leave.times) == (2, 1, 0)
 
 
+@in_virtual_time
 async def test_the_server_leaves_when_the_last_request_is_complete():
     leave = Exit()
     drain = Drain(0, 5, leave)
@@ -49,6 +52,7 @@ async def test_the_server_leaves_when_the_last_request_is_complete():
     await until(lambda: leave.times == 1)
 
 
+@in_virtual_time
 async def test_the_server_leaves_at_the_timeout():
     leave = Exit()
     drain = Drain(0, 0.02, leave)
@@ -57,6 +61,7 @@ async def test_the_server_leaves_at_the_timeout():
     await until(lambda: leave.times == 1)
 
 
+@in_virtual_time
 async def test_a_second_signal_ends_at_once():
     leave = Exit()
     drain = Drain(60, 60, leave)
@@ -67,6 +72,7 @@ async def test_a_second_signal_ends_at_once():
     assert leave.times == 1
 
 
+@in_virtual_time
 async def test_a_second_drain_changes_nothing():
     leave = Exit()
     drain = Drain(0, 5, leave)

@@ -2,9 +2,8 @@
 
 import asyncio
 
-import pytest
-
 from inflight_vllm.keep_alive import COMMENT, KeptAlive
+from tests.base.virtual_time import in_virtual_time
 
 SILENCE = 0.02
 STREAM = {"type": "http.response.start", "headers": [(b"Content-Type", b"text/event-stream; charset=utf-8")]}
@@ -29,55 +28,59 @@ def event(text, *, more=True):
     return {"type": "http.response.body", "body": text, "more_body": more}
 
 
-@pytest.fixture
-async def client():
-    return Client()
+def begun():
+    """Returns a client and what keeps its stream alive."""
+    client = Client()
+    return client, KeptAlive(client.send, SILENCE)
 
 
-@pytest.fixture
-async def kept(client):
-    kept = KeptAlive(client.send, SILENCE)
-    yield kept
-    kept.stop()
-
-
-async def test_a_stream_begins_with_a_comment_so_that_a_hang_before_any_silence_is_noticed_as_soon(client, kept):
+@in_virtual_time
+async def test_a_stream_begins_with_a_comment_so_that_a_hang_before_any_silence_is_noticed_as_soon():
+    client, kept = begun()
     await kept(STREAM)
     await kept(event(b"a", more=False))
     assert client.bodies == [COMMENT, b"a"]
 
 
-async def test_a_comment_follows_each_time_of_silence(client, kept):
+@in_virtual_time
+async def test_a_comment_follows_each_time_of_silence():
+    client, kept = begun()
     await kept(STREAM)
-    async with asyncio.timeout(60):
-        while len(client.bodies) < 3:  # noqa: ASYNC110
-            await asyncio.sleep(SILENCE / 4)
+    await asyncio.sleep(2.5 * SILENCE)
     await kept(event(b"a"))
-    assert client.bodies == [COMMENT] * (len(client.bodies) - 1) + [b"a"]
+    assert client.bodies == [COMMENT] * 3 + [b"a"]
 
 
-async def test_nothing_follows_the_end(client, kept):
+@in_virtual_time
+async def test_nothing_follows_the_end():
+    client, kept = begun()
     await kept(STREAM)
     await kept(event(b"a", more=False))
     await asyncio.sleep(4 * SILENCE)
     assert client.bodies == [COMMENT, b"a"]
 
 
-async def test_a_stop_ends_the_comments(client, kept):
+@in_virtual_time
+async def test_a_stop_ends_the_comments():
+    client, kept = begun()
     await kept(STREAM)
     kept.stop()
     await asyncio.sleep(4 * SILENCE)
     assert client.bodies == [COMMENT]
 
 
-async def test_only_event_streams_get_comments(client, kept):
+@in_virtual_time
+async def test_only_event_streams_get_comments():
+    client, kept = begun()
     await kept(JSON)
     await asyncio.sleep(4 * SILENCE)
     await kept(event(b"{}", more=False))
     assert client.bodies == [b"{}"]
 
 
-async def test_a_client_that_does_not_read_gets_no_more_comments_and_all_messages_in_order(client, kept):
+@in_virtual_time
+async def test_a_client_that_does_not_read_gets_no_more_comments_and_all_messages_in_order():
+    client, kept = begun()
     await kept(STREAM)
     client.open.clear()
     await asyncio.sleep(6 * SILENCE)  # one comment is on its way

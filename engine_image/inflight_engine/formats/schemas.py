@@ -35,14 +35,11 @@ _MORE_PROPERTIES |= {"dependentRequired", "dependencies"}
 _SCALARS = ("null", "boolean", "string", "number", "integer")
 
 
-def for_llguidance(
-    schema: Mapping[str, Any], options: Mapping[str, Any], *, open_objects: bool = False
-) -> dict[str, Any]:
+def for_llguidance(schema: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema of a part of the values, for llguidance.
 
     Args:
         options: of llguidance, over which the `x-guidance` of the schema wins.
-        open_objects: objects and lists may have what the schema permits without naming it.
     """
     given = schema.get("x-guidance", {})
     if not isinstance(given, dict):
@@ -50,7 +47,7 @@ def for_llguidance(
     given = {**options, **given}
     if given.get("whitespace_flexible", True):
         given = {"whitespace_pattern": WHITE_SPACE, **given}
-    return {**(schema if open_objects else _closed(schema, strict=not given.get("lenient"))), "x-guidance": given}
+    return {**_closed(schema, strict=not given.get("lenient")), "x-guidance": given}
 
 
 def parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -11,10 +11,12 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 LIMITS = LLParserLimits(step_lexer_fuel=100_000, max_lexer_states=50_000, verbose_errors=False)
 """Bounds of a grammar's cost: llguidance's own for the work of compiling (some 20 ms), less for a mask (some 7 ms:
-steps of other requests wait for it) and for memory (up to 2 kB a state)."""
+steps of other requests wait for it) and for memory (0.4 to 0.7 kB a state). A character of a text with `maxLength`
+takes some five states, so fewer would end answers of a few hundred tokens."""
 
-MAX_COMPILED = 128
-"""Number of grammars that stay compiled though no request has them."""
+MAX_COMPILED = 16
+"""Number of grammars that stay compiled though no request has them: compiling one takes some milliseconds, mostly on a
+thread of its own, and each may have all its states, 30 MB."""
 
 
 class GrammarError(ValueError):
@@ -28,6 +30,13 @@ class Compiled:
 
     def __init__(self, start: LLMatcher) -> None:
         self._start = start
+
+    @property
+    def spent(self) -> bool:
+        """True if an answer has filled the lexer's states, which all matchers share: none can go on."""
+        matcher = self._start.deep_copy()
+        matcher.compute_bitmask()
+        return matcher.is_error()
 
     def matcher(self) -> LLMatcher:
         """Return a new matcher at the start of the grammar."""
@@ -58,14 +67,14 @@ class Grammars:
             return self._vocabulary
 
     def compiled(self, text: str) -> Compiled:
-        """Return a grammar; compiles it where that is not done yet.
+        """Return a grammar; compiles it where that is not done yet, or where it is spent.
 
         Raises:
             GrammarError: it cannot be compiled.
         """
         with self._lock:
             compiled = self._compiled.get(text)
-        if compiled is None:
+        if compiled is None or compiled.spent:
             compiled = self._compile(text)
         with self._lock:
             self._compiled[text] = self._latest[text] = compiled

@@ -47,11 +47,9 @@ class Tag(NamedTuple):
     end: str
 
 
-def of_schema(
-    field: str, schema: Mapping[str, Any], options: JsonCompileOptions | None = None, *, open_objects: bool = False
-) -> Source:
+def of_schema(field: str, schema: Mapping[str, Any], options: JsonCompileOptions | None = None) -> Source:
     """Make a grammar of a JSON schema. Arguments as of `schemas.for_llguidance`."""
-    made = schemas.for_llguidance(schema, options or {}, open_objects=open_objects)
+    made = schemas.for_llguidance(schema, options or {})
     return Source(field, LLMatcher.grammar_from_json_schema(json.dumps(made, separators=(",", ":"))), schema)
 
 

@@ -6,12 +6,15 @@ from inflight_engine.request import Request, RequestState
 from inflight_engine.scheduling.policies.base import Policy
 from inflight_policies.lazy_heap import LazyHeap
 
+NUM_BEHIND = 4
+"""Requests of a class that are tried where its first does not fit."""
+
 
 class ClassQueue:
     """Requests that lost their slot go first, by arrival: they hold tokens that a client is reading, and a new request
     in their place would only be the next to be preempted. So do continued requests, whose clients read too. New ones
-    follow in the order of the policy. Where the first that resumes does not fit, the first new one may be taken before
-    it (`behind`), no other; when it may, the scheduler says.
+    follow in the order of the policy. Where the first does not fit, some others may start before it (`firsts`); when
+    they may, `Admission` says.
 
     A policy that orders by priority gets both, so that a preempted request never resumes before one of higher priority
     that waits. Of equal priority the preempted one is ahead: it was admitted first, so it arrived first.
@@ -36,29 +39,27 @@ class ClassQueue:
         resumed = self._resumed.first()
         return self.policy.head(clock) if resumed is None else resumed[1]
 
-    def pop(self, clock: int) -> Request:
-        """Take out what `head` returns at this clock.
-
-        Raises:
-            IndexError: none waits.
-        """
+    def firsts(self, clock: int) -> list[Request]:
+        """Return the requests that may be tried while others do not fit: `head`, and up to `NUM_BEHIND` behind it.
+        Behind one that resumes before all new ones that is the first new one; behind one that resumes by its priority
+        there is none."""
         resumed = self._resumed.first()
-        if resumed is None:
-            return self.policy.pop(clock)
-        self._resumed.remove(resumed[1])
-        return resumed[1]
+        if resumed is not None:
+            new = self.policy.head(clock)
+            return [resumed[1]] if new is None else [resumed[1], new]
+        found = self.policy.firsts(1 + NUM_BEHIND, clock)
+        return found[:1] if found and found[0].state is not RequestState.WAITING else found
 
-    def behind(self, clock: int) -> Request | None:
-        """Return the first new request, where `head` is one that resumes before all new ones."""
-        return self.policy.head(clock) if self._resumed else None
-
-    def pop_behind(self, clock: int) -> Request:
-        """Take out what `behind` returns at this clock.
+    def take(self, request: Request) -> None:
+        """Take out a request that is admitted.
 
         Raises:
-            IndexError: there is none.
+            KeyError: it does not wait here.
         """
-        return self.policy.pop(clock)
+        if request in self._resumed:
+            self._resumed.remove(request)
+        else:
+            self.policy.picked(request)
 
     def remove(self, request: Request) -> None:
         """Take out a request that ended while it waited.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from inflight_engine.request import Request
+from inflight_engine.request import Request, RequestState
 from inflight_engine.scheduling.class_queue import ClassQueue
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.policies import POLICIES
@@ -18,9 +18,7 @@ class WaitingQueues:
     (`ServiceCounters`; of equal ones the first in the configuration): no class starves, and among classes that always
     have requests waiting shares of tokens follow the weights.
 
-    If the head does not fit, the scheduler waits until it does, or until time or decodes make another request the head.
-    No request overtakes it but the first new one of its class, where the head resumes (`behind`) and the tenant of the
-    new one holds fewer KV blocks.
+    If the head does not fit, others (`beside`) start before it where `Admission` says so.
 
     A prompt token counts once, when it is first admitted, and an output token when it is generated (the one that a
     prefill samples: when that is admitted). Tokens recomputed after a preemption are not charged: the preemption was
@@ -93,6 +91,10 @@ class WaitingQueues:
         self.num_tokens += request.num_tokens - request.num_computed_tokens
         self._size += 1
 
+    def weight_ratio(self, service_class: str, other: str) -> float:
+        """Return how many times the weight of another class a class has."""
+        return self._weights[service_class] / self._weights[other]
+
     def standing(self, request: Request) -> tuple[float, int]:
         """Return a running request's rank when KV blocks run out, smaller is higher: the weight of its class, then its
         priority where the policy orders by it."""
@@ -111,23 +113,46 @@ class WaitingQueues:
         queue = self._next_queue(clock)
         return None if queue is None else queue.head(clock)
 
-    def pop(self, clock: int, *, behind: bool = False) -> Request:
-        """Take out what `head` returns at this clock, or what `behind` returns.
+    def pop(self, clock: int) -> Request:
+        """Take out what `head` returns at this clock.
 
         Raises:
-            IndexError: there is none.
+            IndexError: none waits.
         """
-        queue = self._next_queue(clock)
-        if queue is None:
+        request = self.head(clock)
+        if request is None:
             raise IndexError("no request waits")
-        request = queue.pop_behind(clock) if behind else queue.pop(clock)
-        self._left(request, queue)
+        self.take(request)
         return request
 
-    def behind(self, clock: int) -> Request | None:
-        """Return the first new request of the head's class, where the head is one that resumes before all new ones."""
-        queue = self._next_queue(clock)
-        return None if queue is None else queue.behind(clock)
+    def take(self, request: Request) -> None:
+        """Take out a request that is admitted: the head, or one `beside` it.
+
+        Raises:
+            KeyError: it does not wait.
+        """
+        queue = self.by_class[request.scheduling.service_class]
+        queue.take(request)
+        self._left(request, queue)
+
+    def beside(self, head: Request, clock: int) -> list[Request]:
+        """Return the requests that may start before the head while that does not fit: of each class the first ones, in
+        the order of the policy; the class that would be next comes first."""
+        counters, found = self._counters, []
+        queues = [each for each in self.by_class.items() if len(each[1])]
+        if counters is not None and len(queues) > 1:
+            queues.sort(key=lambda each: (counters.service(each[0], clock), self._ranks[each[0]]))
+        for _, queue in queues:
+            firsts = queue.firsts(clock)
+            if firsts[0] is not head and firsts[0].state is not RequestState.WAITING:
+                firsts = firsts[:1]  # One that resumes is passed where it is the head, or not at all.
+            found += [request for request in firsts if request is not head]
+        return found
+
+    @property
+    def order_stays(self) -> bool:
+        """The order of waiting requests is the same at every clock and time while none comes or goes."""
+        return self._only is not None and self._only.policy.head_stays
 
     def remove(self, request: Request) -> None:
         """Take out a request that ended while it waited.

@@ -12,7 +12,7 @@ from inflight_engine.request import Request, TokenIds
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.decodes import DecodeGroup
 from inflight_engine.scheduling.phases import Phase, Phases
-from inflight_engine.scheduling.plan import PrefillChunk, SlotStart
+from inflight_engine.scheduling.plan import PrefillChunk, Slots, SlotStart
 from inflight_engine.scheduling.queues import WaitingQueues
 from inflight_engine.scheduling.slots import SlotTable
 from inflight_engine.scheduling.stops import StopTokens
@@ -93,7 +93,20 @@ class Running:
             ]
         )
 
-    def _num_held(self, slots: list[int]) -> int:
+    def blocks_since(self, num_starts: int) -> int:
+        """Return the number of blocks that requests hold which started after so many others."""
+        table = self.table
+        return self._num_held(np.flatnonzero((table.order >= 0) & (table.start >= num_starts)))
+
+    def blocks_beside(self, left: int) -> int:
+        """Return the number of blocks that requests hold whose prompts fit in so many."""
+        table, pool = self.table, self.pool
+        taken, fits = table.order >= 0, table.num_prompt_tokens <= left * pool.block_size
+        if fits[taken].all():
+            return pool.num_blocks - pool.num_free
+        return self._num_held(np.flatnonzero(taken & fits))
+
+    def _num_held(self, slots: list[int] | Slots) -> int:
         """Count the blocks of slots. A block that several share counts once: tables may be far longer than what they
         take."""
         if not self._prefix_caching or len(slots) < 2:

@@ -283,6 +283,7 @@ class Scheduler:
             self.running.leave(request)
         else:
             self.queues.remove(request)
+            self.admission.forget(request)
             self.preemptor.free_host_blocks(request)
         request.state, request.finish_reason = RequestState.FINISHED, reason
         del self._requests[request.request_id]

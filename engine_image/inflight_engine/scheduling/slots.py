@@ -23,8 +23,9 @@ class SlotTable:
         num_computed: int64 [num_slots], tokens whose KV is in the cache. Kept while in prefill only: a slot past it has
             computed all but its last token.
         num_registered: int64 [num_slots], leading blocks whose content the prefix cache knows.
-        num_preemptions: int64 [num_slots], of the request.
+        num_preemptions, num_prompt_tokens: int64 [num_slots], of the request.
         order: int64 [num_slots], arrival order; -1 when empty.
+        start: int64 [num_slots], how many requests had started before; `num_starts`: how many there were in all.
     """
 
     def __init__(self, num_slots: int, max_blocks: int) -> None:
@@ -39,7 +40,10 @@ class SlotTable:
         self.num_computed = np.zeros(num_slots, np.int64)
         self.num_registered = np.zeros(num_slots, np.int64)
         self.num_preemptions = np.zeros(num_slots, np.int64)
+        self.num_prompt_tokens = np.zeros(num_slots, np.int64)
         self.order = np.full(num_slots, -1, np.int64)
+        self.start = np.zeros(num_slots, np.int64)
+        self.num_starts = 0
         self._free = list(range(num_slots))
 
     @property
@@ -65,7 +69,10 @@ class SlotTable:
         self.num_computed[slot] = num_computed
         self.num_registered[slot] = num_registered
         self.num_preemptions[slot] = request.num_preemptions
+        self.num_prompt_tokens[slot] = request.num_prompt_tokens
         self.order[slot] = request.order
+        self.start[slot] = self.num_starts
+        self.num_starts += 1
         return slot
 
     def extend(self, slot: int, block_ids: BlockIds, num_computed: int) -> None:

@@ -47,6 +47,8 @@ def create_app(
     routers = (*generating, tokenize.router, admin.router, health.router)
     for router in routers:
         app.include_router(router)
+    if service.config.enable_tokenizer_info_endpoint:
+        app.include_router(tokenize.info_router)
     metrics_elsewhere = admin_port is not None and not service.config.serving_metrics
     if not metrics_elsewhere:
         app.include_router(health.metrics_router)

@@ -30,6 +30,8 @@ def describe_invalid(invalid: RequestValidationError) -> ApiError:
     kind, location = finding["type"], finding["loc"][1:]
     if kind == "json_invalid":
         return bad_request(f"the body is not JSON: {finding['ctx']['error']}")
+    if kind == "too_many_values":
+        return bad_request(f"the body {finding['msg']}", code=kind)
     param = _param(location, invalid.body, missing=kind == "missing")
     if not param:
         return bad_request("the body must be a JSON object sent with `Content-Type: application/json`")

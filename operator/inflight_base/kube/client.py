@@ -151,7 +151,7 @@ class KubeApi:
 
     async def create(self, manifest: Manifest) -> Manifest:
         """Creates an object and returns it as stored; an error with status 409 if the name exists."""
-        return await self._call("POST", object_path(manifest["kind"], manifest["metadata"]["namespace"]), manifest)
+        return await self._call("POST", object_path(manifest["kind"], manifest["metadata"].get("namespace")), manifest)
 
     async def replace(self, manifest: Manifest) -> Manifest:
         """Puts `manifest` in place of the object it was made from; an error with status 409 when that has changed since

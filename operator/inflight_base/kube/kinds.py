@@ -21,6 +21,8 @@ RESOURCES: dict[str, tuple[str, str]] = {
     "PodMonitor": ("monitoring.coreos.com/v1", "podmonitors"),
     "Secret": ("v1", "secrets"),
     "Service": ("v1", "services"),
+    "SubjectAccessReview": ("authorization.k8s.io/v1", "subjectaccessreviews"),
+    "TokenReview": ("authentication.k8s.io/v1", "tokenreviews"),
 }
 """apiVersion and plural of each kind."""
 

@@ -46,6 +46,9 @@ SLICE_CONTROLLER = "endpointslice-controller.k8s.io"
 ENGINE_ANNOTATION = "inflight.dev/engine"
 """Annotation of pods whose engine is not of type inflight: `annotation_of` in `inflight_base.manifest.engines`."""
 
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+"""Label of pods that Kueue admits: the LocalQueue of their namespace."""
+
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
 ENGINE_CONTAINER = "engine"

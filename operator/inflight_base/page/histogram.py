@@ -7,6 +7,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import lt, sub
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +40,9 @@ class Histogram:
     def since(self, earlier: Histogram) -> Histogram:
         """Observations after `earlier`. A decreased count means that the process restarted: all of this histogram is
         new then. Other bounds (another version of the engine) mean the same."""
-        if earlier.bounds != self.bounds or any(
-            now < was for now, was in zip(self.counts, earlier.counts, strict=True)
-        ):
+        if earlier.bounds != self.bounds or any(map(lt, self.counts, earlier.counts)):
             return self
-        counts = [now - was for now, was in zip(self.counts, earlier.counts, strict=True)]
+        counts = [*map(sub, self.counts, earlier.counts)]
         return Histogram(self.bounds, counts, max(0.0, self.total - earlier.total))
 
     def percentile(self, q: float) -> float | None:
@@ -64,7 +63,7 @@ class Histogram:
         """Share of the observations at or below `bound`, linear within its bucket; 1 without observations."""
         if self.count <= 0:
             return 1.0
-        index = next((i for i, upper in enumerate(self.bounds) if upper >= bound), len(self.bounds) - 1)
+        index = min(bisect_left(self.bounds, bound), len(self.bounds) - 1)
         lower, below = (self.bounds[index - 1], self.counts[index - 1]) if index > 0 else (0.0, 0.0)
         upper = self.bounds[index]
         if math.isinf(upper):
@@ -87,7 +86,7 @@ def summed(histograms: Iterable[Histogram]) -> Histogram:
         return Histogram()
     total, bounds = sum(one.total for one in parts), parts[0].bounds
     if all(one.bounds == bounds for one in parts):
-        return Histogram(bounds, [sum(column) for column in zip(*(one.counts for one in parts), strict=True)], total)
+        return Histogram(bounds, [*map(sum, zip(*(one.counts for one in parts), strict=True))], total)
     shared = sorted(set.intersection(*(set(one.bounds) for one in parts)))
     counts = [sum(one.counts[one.bounds.index(bound)] for one in parts) for bound in shared]
     return Histogram(tuple(shared), counts, total)

@@ -13,12 +13,13 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from operator import le, lt
+from operator import gt, itemgetter, le, lt
 
 from inflight_base.page.histogram import Histogram
+from inflight_base.page.shape import split, wanted
 from inflight_cost.model import TERMS, CostModel
 
 RUNNING = "vllm:num_requests_running"
@@ -65,6 +66,9 @@ _KEYED = frozenset((STEP_COST, STEP_COST_CURVE, REJECTIONS))
 
 _NEEDED_TERMS = TERMS.keys() - {"copied_token"}
 """Engines without copies do not report the other one."""
+
+MOST_SHAPES = 128
+"""Most shapes of pages that are kept. Engines of one version and with the same settings share one."""
 
 _QUOTED = r'"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+"'
 _EDGE = r'[ \t]*+le[ \t]*+=[ \t]*+"([!#-\[\]^`-~]*+)"'
@@ -134,6 +138,8 @@ class PageReader:
         own = {name for name in self.names if name.startswith("inflight_")} - self._counters - {WAITING_PROMPT_TOKENS}
         self._optional = frozenset(own if strict else self.names)
         self._largest = {**dict.fromkeys(self.names, largest), **_LARGEST}
+        self._shape = lru_cache(maxsize=MOST_SHAPES)(self._shape_of)
+        self._last: tuple[tuple[str, ...], _Shape | None] = ((), None)
 
     def read(self, text: str) -> Page:
         """Reads a page.
@@ -146,6 +152,84 @@ class PageReader:
             raise PageError(f"more than {MAX_LINES} lines")
         text = f"\n{text}"
         page = Page([rest.partition("\n")[0][:MAX_LABELS] for rest in text.split(f"\n{CACHE_CONFIG}{{", MAX_CURVE)[1:]])
+        if not self._read_known(text, page):
+            self._read_lines(text, page)
+        if not page.values[RUNNING] and (self._strict or RUNNING not in page.unknown):
+            raise PageError(f"{RUNNING} is missing: this is not an engine's metrics page")
+        return page
+
+    def _read_known(self, text: str, page: Page) -> bool:
+        """Reads a page of a known shape, all of whose numbers are possible ones. Returns False for any other page, of
+        which nothing is read."""
+        for labels in page.cache_configs:  # each engine has its own number of blocks
+            if (blocks := _NUM_BLOCKS.search(labels)) is not None:
+                text = text.replace(blocks[0], blocks[0].replace(blocks[1], ""), 1)
+        parts = split(text)
+        if parts is None:
+            return False
+        if parts.texts != self._last[0]:  # the hash of a known page takes more than all comparisons
+            self._last = (parts.texts, self._shape(parts.texts))
+        shape = self._last[1]
+        if shape is None:
+            return False
+        try:
+            numbers = [*map(float, shape.of(parts.numbers))]
+        except ValueError:  # such as 1.2.3
+            return False
+        if any(map(gt, numbers, shape.largest)):
+            return False
+        for index in shape.counters:
+            numbers[index] //= 1
+        for name, indices in shape.values:
+            page.values[name] = [numbers[index] for index in indices]
+        for name, keys in shape.keyed:
+            page.keyed[name] = [(key, numbers[index]) for key, index in keys]
+        for name, bounds, first in shape.buckets:
+            counts, others = (
+                dict(zip(bounds, numbers[first : first + len(bounds)], strict=True)),
+                page.buckets.get(name),
+            )
+            if others:  # several engines
+                counts = {one: others.get(one, 0.0) + counts.get(one, 0.0) for one in {**others, **counts}}
+            page.buckets[name] = counts
+        return True
+
+    def _shape_of(self, texts: tuple[str, ...]) -> _Shape | None:
+        """Returns what the numbers between the texts mean; None where they are to be read line by line."""
+        series = wanted(texts, self._line)
+        if series is None or len(series) < 2:
+            return None
+        values: defaultdict[str, list[int]] = defaultdict(list)
+        keyed: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
+        buckets: list[tuple[str, list[float], int]] = []
+        counters = []
+        for index, (name, edge, key, _) in enumerate(series):
+            if name in self._buckets:
+                try:
+                    bound = float(edge)
+                except ValueError:
+                    return None
+                if not buckets or buckets[-1][0] != name or bound in buckets[-1][1] or series[index - 1].name != name:
+                    buckets.append((name, [], index))
+                buckets[-1][1].append(bound)
+                continue
+            if name in self._counters:
+                counters.append(index)
+            if name in _KEYED:
+                keyed[name].append((key, index))
+            else:
+                values[name].append(index)
+        return _Shape(
+            of=itemgetter(*(one.place for one in series)),
+            largest=tuple(self._largest[one.name] for one in series),
+            counters=tuple(counters),
+            values=tuple((name, tuple(indices)) for name, indices in values.items()),
+            keyed=tuple((name, tuple(keys)) for name, keys in keyed.items()),
+            buckets=tuple((name, tuple(bounds), first) for name, bounds, first in buckets),
+        )
+
+    def _read_lines(self, text: str, page: Page) -> None:
+        """Reads the page line by line."""
         values, unknown, buckets, counters = page.values, page.unknown, self._buckets, self._counters
         largest, strict = self._largest, self._strict
         for name, edge, key, number, rest in self._line.findall(text):
@@ -173,9 +257,27 @@ class PageReader:
                     page.keyed[name].append((key, value))
                 else:
                     values[name].append(value)
-        if not values[RUNNING] and (self._strict or RUNNING not in unknown):
-            raise PageError(f"{RUNNING} is missing: this is not an engine's metrics page")
-        return page
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Shape:
+    """Meaning of the numbers of a page. Indices are among the wanted numbers.
+
+    Attributes:
+        of: selects the wanted numbers of all numbers of the page.
+        largest: largest possible numbers.
+        counters: indices of numbers whose fraction is left out.
+        values: indices by name.
+        keyed: labels and indices by name.
+        buckets: upper bounds by name, and the index of the first of them; one entry for each engine.
+    """
+
+    of: Callable[[Sequence[str]], Sequence[str]]
+    largest: tuple[float, ...]
+    counters: tuple[int, ...]
+    values: tuple[tuple[str, tuple[int, ...]], ...]
+    keyed: tuple[tuple[str, tuple[tuple[str, int], ...]], ...]
+    buckets: tuple[tuple[str, tuple[float, ...], int], ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -229,16 +331,13 @@ class Page:
             return Histogram()
         if len(found) > MAX_BUCKETS:
             raise PageError(f"{name} has {len(found)} buckets, {MAX_BUCKETS} at most are read")
-        bounds = tuple(sorted(found))
+        bounds = _shared_bounds(tuple(sorted(found)))
+        if problem := _bounds_problem(bounds):
+            raise PageError(f"{name} has {problem}")
         counts = [found[bound] for bound in bounds]
-        # NaN compares as false with everything, so a bound that is NaN is found here too.
-        if bounds[-1] != math.inf or not all(map(lt, bounds, bounds[1:])):
-            raise PageError(f"{name} has no bucket for +Inf, or one for NaN")
-        if bounds[0] < 0.0 or (len(bounds) > 1 and bounds[-2] > MAX_NUMBER):
-            raise PageError(f"{name} has a bucket bound that no engine has")
         if not all(map(le, counts, counts[1:])):
             raise PageError(f"{name} has bucket counts that fall")
-        return Histogram(_shared_bounds(bounds), counts, self.total(f"{name}_sum"))
+        return Histogram(bounds, counts, self.total(f"{name}_sum"))
 
     def cost(self, *_: str) -> CostModel | None:
         """The cost model of a step; None if a coefficient is missing or impossible, or the curve is invalid."""
@@ -282,3 +381,14 @@ def _shared_cost(coefficients: tuple[float, ...], curve: tuple[tuple[float, floa
 def _shared_bounds(bounds: tuple[float, ...]) -> tuple[float, ...]:
     """Returns the same tuple for all histograms with these bounds."""
     return bounds
+
+
+@lru_cache(maxsize=1024)
+def _bounds_problem(bounds: tuple[float, ...]) -> str:
+    """Returns what is wrong with the sorted bounds of a histogram; empty if they are possible."""
+    # NaN compares as false with everything, so a bound that is NaN is found here too.
+    if bounds[-1] != math.inf or not all(map(lt, bounds, bounds[1:])):
+        return "no bucket for +Inf, or one for NaN"
+    if bounds[0] < 0.0 or (len(bounds) > 1 and bounds[-2] > MAX_NUMBER):
+        return "a bucket bound that no engine has"
+    return ""

@@ -9,9 +9,11 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Generic, TypeVar
+from weakref import WeakValueDictionary
 from zlib import crc32
 
 import aiohttp
@@ -28,9 +30,10 @@ MAX_BODY = 2**20
 MAX_ERROR = 200
 """Most characters of an error that are kept; an engine may have written them."""
 
-_SMALL_PAGE, _LARGE_AT_ONCE = 2**17, 64
-"""Bytes of a page from which it is read on only together with so many others: a number of hostile engines must not
-fill the memory."""
+_SMALL_PAGE, _LARGE_AT_ONCE, _LARGE_OF_GROUP = 2**17, 64, 16
+"""Bytes of a page from which it is read on only together with so many others, and with so many of its group: a number
+of hostile engines must not fill the memory, nor those of one service keep the pages of others from being read. A place
+is held for the timeout of a scrape at most."""
 
 _RETRIES = 2
 """Failures in a row after which a scrape is tried again soon."""
@@ -47,6 +50,7 @@ class Engine:
         key: key from which its offset in the interval is derived.
         url: of its metrics page, such as `http://IP:PORT/metrics`, an IPv6 address in brackets.
         names: names of samples on its page that differ from those that are read, by those.
+        group: what engines of one owner have in common, such as their service.
         failures: consecutive failures. page_bytes: bytes of the last page that were read.
         pending: the timer until the next scrape, or the scrape in flight; None while the scrape is queued.
         kept: False once it is no longer scraped.
@@ -55,6 +59,7 @@ class Engine:
     key: str
     url: str
     names: Mapping[str, str] = field(default_factory=dict)
+    group: str = ""
     failures: int = 0
     page_bytes: int = 0
     pending: asyncio.TimerHandle | asyncio.Task[None] | None = None
@@ -100,7 +105,7 @@ class Scraper(ABC, Generic[E]):
         large_page: bytes; an engine with a larger page is scraped less often, by as much as it is larger: a hostile
             one takes no larger part of the time for reading pages.
         retry: seconds after the first two failures until the next scrape; None: as after a success.
-        stretch: factor of `interval` now.
+        stretch: factor of `interval` and `timeout` now.
     """
 
     def __init__(
@@ -138,6 +143,7 @@ class Scraper(ABC, Generic[E]):
         self._num_running = 0
         self._due: deque[E] = deque()
         self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
+        self._large_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     @abstractmethod
     def scraped(self, engine: E, body: bytes, began: float) -> None:
@@ -199,7 +205,8 @@ class Scraper(ABC, Generic[E]):
     async def _scrape(self, engine: E) -> None:
         began = monotonic()
         try:
-            async with asyncio.timeout(self._timeout):
+            # A late event loop takes answers late that came in time.
+            async with asyncio.timeout(self._timeout * self._stretch()):
                 body = renamed(await self._page(engine), engine.names)
             self.scraped(engine, body, began)
             self.counts.done += 1
@@ -237,6 +244,7 @@ class Scraper(ABC, Generic[E]):
             auto_decompress=False,
             timeout=_NO_TIMEOUT,
         ) as response:
+            places = AsyncExitStack()
             large = False
             try:
                 if response.status != 200:
@@ -251,11 +259,19 @@ class Scraper(ABC, Generic[E]):
                     if len(body) > MAX_BODY:
                         raise PageError(f"more than {MAX_BODY} bytes")
                     if len(body) > _SMALL_PAGE and not large:
-                        large = await self._large.acquire()
+                        large = True
+                        await places.enter_async_context(self._places_of(engine.group))
+                        await places.enter_async_context(self._large)
             except BaseException:
                 response.close()  # not released: the rest of the body must not be read
                 raise
             finally:
-                if large:
-                    self._large.release()
+                await places.aclose()
         return bytes(body)
+
+    def _places_of(self, group: str) -> asyncio.Semaphore:
+        """Returns the places of a group, which exist while one of its pages is being read."""
+        places = self._large_of.get(group)
+        if places is None:
+            self._large_of[group] = places = asyncio.Semaphore(_LARGE_OF_GROUP)
+        return places

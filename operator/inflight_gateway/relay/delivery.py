@@ -33,11 +33,9 @@ _CREATED = re.compile(rb'"created(?:_at)?":\s*(\d{1,12})\b')
 """The field in a chunk, or in the first event of OpenAI Responses. Within a JSON string its quotes would be escaped."""
 
 
-_REPEATED = 3
-"""How often the last events of OpenAI Responses, which are one frame, have the whole answer."""
-
 _BYTES_PER_TOKEN = 512
-"""Most bytes of a frame for each token before it, so many times, without log-probabilities."""
+"""Most bytes of a frame for each token before it: the last events of OpenAI Responses have the whole text up to three
+times."""
 
 _BYTES_PER_SCORE = 128
 """Mean bytes of a log-probability with its token, in the most verbose form."""
@@ -69,7 +67,6 @@ class Delivery:
         self.events = 0
         self.model = ""
         self._most_unsent = MAX_UNSENT_BYTES
-        self._bytes_per_token = _BYTES_PER_TOKEN
         self._api = api_of(path.decode("latin-1"))
         self.done = b"" if self._api is Api.MESSAGES else DONE
         self._path = path
@@ -91,15 +88,14 @@ class Delivery:
         return self._kept_bytes + len(self._first) + (self._client.unsent_bytes if self._blocked else 0)
 
     def allow(self, size: int, scores: int) -> None:
-        """Notes what the request lets the engine send in one frame. Args: size: bytes of its body, of which each may be
-        a token of the prompt. scores: log-probabilities for each token."""
-        asked = _BYTES_PER_SCORE * scores
-        self._most_unsent = MAX_UNSENT_BYTES + _ECHOED * size + min(asked * size, MAX_FRAME_BYTES)
-        self._bytes_per_token = _BYTES_PER_TOKEN + _REPEATED * asked
+        """Notes what the request lets the engine send before a token. Args: size: bytes of its body, of which each may
+        be a token of the prompt. scores: log-probabilities for each of these tokens."""
+        asked = min(_BYTES_PER_SCORE * scores * size, MAX_FRAME_BYTES)
+        self._most_unsent = MAX_UNSENT_BYTES + _ECHOED * size + asked
 
     def most_frame_bytes(self, tokens: int) -> int:
         """Returns the most bytes of the next frame. Args: tokens: those before it."""
-        return self._most_unsent + self._bytes_per_token * tokens
+        return self._most_unsent + _BYTES_PER_TOKEN * tokens
 
     def wait(self, headers: Headers) -> None:
         """Tells a client that its stream waits for a replica. Args: headers: for the head, beside those of a stream."""

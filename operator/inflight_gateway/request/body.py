@@ -91,7 +91,6 @@ class _Fields(msgspec.Struct):
     prompt_logprobs: msgspec.Raw = _ABSENT
     echo: msgspec.Raw = _ABSENT
     logprobs: msgspec.Raw = _ABSENT
-    top_logprobs: msgspec.Raw = _ABSENT
     service_class: msgspec.Raw = msgspec.field(default=_ABSENT, name="class")
     service_tier: msgspec.Raw = _ABSENT
     priority: msgspec.Raw = _ABSENT
@@ -109,8 +108,7 @@ class Body(msgspec.Struct, frozen=True, array_like=True):
         blocks: hashes of the first prompt's leading blocks, see `prefix.py`.
         continues: the body has the relay's own field, which a client may not set.
         choices: answers that the engine generates: `n` of each prompt. Of pooled texts: their number.
-        scores: log-probabilities for each token that one event may have: of the whole prompt, or of the whole answer at
-            the end of OpenAI Responses.
+        scores: log-probabilities for each token of the prompt, which come with the first token of the answer.
     """
 
     model: str | None = None
@@ -181,12 +179,10 @@ def _most_tokens(fields: _Fields, api: Api) -> int | None:
 
 def _scores(fields: _Fields, api: Api) -> int:
     """Returns `Body.scores`: those of the likeliest tokens, and that of the token itself."""
-    if api is Api.RESPONSES:
-        shown = _count(fields.top_logprobs)
-    else:
-        echoed = _count(fields.logprobs) if fields.echo == _TRUE else None
-        shown = max((each for each in (_count(fields.prompt_logprobs), echoed) if each is not None), default=None)
-    return 0 if shown is None else shown + 1
+    if api is not Api.OPENAI:
+        return 0
+    counts = (_count(fields.prompt_logprobs), _count(fields.logprobs) if fields.echo == _TRUE else None)
+    return max((each + 1 for each in counts if each is not None), default=0)
 
 
 def _prompts_read(fields: _Fields, api: Api) -> tuple[int, int, bytes]:

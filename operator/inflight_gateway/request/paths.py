@@ -66,6 +66,7 @@ PATHS = {
     "/tokenize": Path(Answers.ENGINE, _WRITE),
     "/detokenize": Path(Answers.ENGINE, _WRITE),
     "/version": Path(Answers.ENGINE, _READ),
+    "/tokenizer_info": Path(Answers.ENGINE, _READ),
 }
 """All paths that clients reach, besides those of single models. Paths of engines for the operator, Prometheus and
 Kubernetes, such as /metrics and /admin, are not among them."""

@@ -88,7 +88,7 @@ class EndpointScraper(Scraper[_Scraped]):
             address, url = endpoint.address, _page_url(endpoint.address, config.engine)
             engine = self._engines.get(address)
             if engine is None:
-                self._engines[address] = engine = _Scraped(address, url)
+                self._engines[address] = engine = _Scraped(address, url, group=str(config.key))
                 self.add(engine, delay=new / MAX_PER_SECOND)
                 new += 1
             if not endpoint.pod or engine.pod != endpoint.pod:

@@ -33,11 +33,21 @@ class Selector(SpecModel):
     )
 
 
-Cidr = Annotated[str, Field(max_length=64)]
+Cidr = Annotated[str, Field(max_length=64, json_schema_extra={"format": "cidr"})]
 
 
 class IPBlock(SpecModel):
     """Addresses, as in `networking.k8s.io/v1` IPBlock."""
+
+    # Functions of CEL for blocks of addresses need Kubernetes 1.31; with this rule, only a narrower block elsewhere is
+    # left to the check of the NetworkPolicy.
+    model_config = ConfigDict(
+        json_schema_extra=validation(
+            "!has(self.except) || self.except.all(e, e.contains(':') == self.cidr.contains(':')"
+            " && int(e.split('/')[1]) > int(self.cidr.split('/')[1]))",
+            "networkPolicy.from ipBlock.except must have parts of ipBlock.cidr",
+        )
+    )
 
     cidr: Cidr = Field(description="Addresses that may connect, such as 10.0.0.0/8.")
     except_: list[Cidr] | None = Field(
@@ -79,7 +89,8 @@ class NetworkPolicy(SpecModel):
         max_length=32,
         description="Clients that may connect to the serving port; an empty list names none. engine.adminPeers of the"
         " chart may too, the gateway if the service is behind it, and the operator where it reads metrics on that port."
-        " Unset: all clients may, as far as other NetworkPolicies let them.",
+        " Unset: engine.clientPeers of the chart, without which all clients may, whatever other NetworkPolicies"
+        " of the namespace say.",
     )
 
 

@@ -259,6 +259,14 @@ class InferenceServiceSpec(SpecModel):
         description="Class of the installation that serves it, as operator.className of its chart: operators and"
         f" gateways of other classes ignore the service. Immutable. Default: {DEFAULT_CLASS}.",
     )
+    queue_name: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=63,
+        pattern="^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$",
+        description="LocalQueue of Kueue, in the service's namespace, that admits the pods. Kueue needs its integration"
+        " of pods. Default: none.",
+    )
     model: Model = Field(description="The model that the service serves.")
     replicas: int | None = Field(
         default=None,

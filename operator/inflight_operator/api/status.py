@@ -187,7 +187,7 @@ class InferenceServiceStatus(StatusModel):
         description="Ready, Scheduled, ModelLoaded, Progressing, MetricsAvailable, ScalingActive, TuningActive;"
         " Reconciling while pods change, Stalled while a change cannot continue without intervention;"
         " GatewayReady with gateway.enabled; InferencePool with gateway.inferencePool.enabled; Idle and Waking"
-        " with scaling.minReplicas 0.",
+        " with scaling.minReplicas 0; NetworkPolicy while its clients cannot be enforced.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     url: str | None = Field(default=None, description="Address of the service inside the cluster.")

@@ -166,6 +166,25 @@ class ImagePullSecret(SpecModel):
     name: Name = Field(description="Name of the Secret.")
 
 
+class ResourceClaim(SpecModel):
+    """Devices that the pod uses, as in `core/v1` PodResourceClaim: of one claim, or of a claim made for each pod."""
+
+    model_config = ConfigDict(
+        json_schema_extra=validation(
+            "has(self.resourceClaimName) != has(self.resourceClaimTemplateName)",
+            "template.resourceClaims needs exactly one of resourceClaimName and resourceClaimTemplateName",
+        )
+    )
+
+    name: Annotated[str, Field(min_length=1, max_length=63)] = Field(description="Name of the claim in the pod.")
+    resource_claim_name: Name | None = Field(
+        default=None, description="ResourceClaim of the namespace, which all pods share."
+    )
+    resource_claim_template_name: Name | None = Field(
+        default=None, description="ResourceClaimTemplate of the namespace, of which each pod gets a claim."
+    )
+
+
 class PodTemplate(SpecModel):
     """Parts of the engine's pods, merged last over the operator's own. The engine container is the only container."""
 
@@ -201,6 +220,14 @@ class PodTemplate(SpecModel):
         " memory 4Gi, without a limit. engine.kvCache.swap is added to the memory. With engine.type vllm, the KV cache"
         " is added on CPU, and there is no limit; with custom, cpu 250m, memory 1Gi and the accelerators are"
         " requested.",
+    )
+    resource_claims: list[ResourceClaim] = Field(
+        default_factory=list,
+        max_length=16,
+        description="Claims of devices (dynamic resource allocation, resource.k8s.io), which the engine container uses."
+        " The accelerators are then those of the claims: the pods request no accelerator.resource, and"
+        " accelerator.count must be the number that the claims have.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
     env: list[EnvVar] = Field(
         default_factory=list,

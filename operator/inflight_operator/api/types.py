@@ -36,11 +36,15 @@ class ServiceRecord(SpecModel):
     @field_validator("status", mode="wrap")
     @classmethod
     def _read_status(cls, value: Any, read: ValidatorFunctionWrapHandler) -> InferenceServiceStatus:
-        """A status that this version cannot read is ignored and written anew."""
+        """The parts of a status that this version cannot read are ignored and written anew: a newer operator may have
+        written them."""
         try:
             status: InferenceServiceStatus = read(value)
-        except ValidationError:
-            return InferenceServiceStatus()
+        except ValidationError as error:
+            if not isinstance(value, dict):
+                return InferenceServiceStatus()
+            unread = {one["loc"][0] for one in error.errors(include_url=False)}
+            status = read({name: part for name, part in value.items() if name not in unread})
         return status
 
     @classmethod

@@ -174,7 +174,7 @@ class DemandHistory:
 
     @property
     def points(self) -> tuple[DemandPoint, ...]:
-        return tuple(map(DemandPoint._make, map(_POINT.unpack, self.series)))
+        return tuple(map(DemandPoint._make, _POINT.iter_unpack(b"".join(self.series))))
 
     @property
     def tokens_per_s(self) -> float:
@@ -204,7 +204,7 @@ class DemandView:
         replica: cost model and KV cache of one pod; None while no pod reports them.
         waiting, running: requests, over all pods.
         waiting_tokens: uncomputed prompt tokens, over all pods.
-        ready: pods that take requests. ready_for: seconds for which the first of them has been ready.
+        ready: replicas that take requests. ready_for: seconds for which the first of them has been ready.
         starting: seconds until each ordered replica that starts is expected to be ready, ascending.
         start_up: seconds from the order of a replica until it is ready, the median of those seen.
         pooled: requests go to the replica with the least work; else anywhere.

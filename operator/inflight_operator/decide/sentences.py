@@ -160,6 +160,10 @@ _TRAFFIC: dict[str, Callable[[_Numbers], str]] = {
         f" {_seconds(n['seconds'])} at the earliest"
     ),
     "EnginesBusy": lambda n: f"engines still work on {count(n['requests'], 'request')}: not scaling to zero",
+    "OperatorOutside": lambda n: (
+        "all clients may connect although the NetworkPolicy should name some: the engines' metrics are on the serving"
+        " port, and the operator, which reads them, does not run in a pod that a NetworkPolicy can select"
+    ),
     # Replicas: reasons for no change.
     "AsDesired": lambda n: f"{count(n['replicas'], 'replica')} {'is' if n['replicas'] == 1 else 'are'} sufficient",
     "MinReplicas": lambda n: f"minReplicas is {n['bound']}",

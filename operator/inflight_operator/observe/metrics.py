@@ -196,10 +196,10 @@ def parse_metrics(text: str, time: float) -> Sample:
     """
     page = READER.read(text)
     values = {field: how(page, *names) for field, how, names in _READINGS}
-    return Sample(time=time, plugin_problem=_plugin_problem(text), **values)
+    with_plugin = page.values[PLUGIN_INFO] or PLUGIN_INFO in page.unknown
+    return Sample(time=time, plugin_problem=_plugin_problem(text) if with_plugin else "", **values)
 
 
 def _plugin_problem(text: str) -> str:
-    # Most pages do not have it, and finding a name is 100 times quicker than trying a pattern at each line.
-    found = _PLUGIN.search(text) if PLUGIN_INFO in text else None
+    found = _PLUGIN.search(text)
     return found[1].replace('\\"', '"') if found is not None and 'state="active"' not in found[0] else ""

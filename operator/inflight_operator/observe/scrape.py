@@ -65,7 +65,7 @@ class ScrapePool(Scraper[_Pod]):
         timeout: seconds for one scrape, from connecting to the last byte.
         span: seconds that windows look back; see `Window`.
         concurrency: maximum scrapes in flight.
-        stretch: factor of `interval` now.
+        stretch: factor of `interval` and `timeout` now.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ScrapePool(Scraper[_Pod]):
         for target in targets:
             pod = pods.get(target.uid)
             if pod is None:
-                pods[target.uid] = pod = _Pod(target.uid, target.url, target.names, name=target.name)
+                pods[target.uid] = pod = _Pod(target.uid, target.url, target.names, str(key), name=target.name)
                 self.add(pod, new * apart)
                 new += 1
             else:

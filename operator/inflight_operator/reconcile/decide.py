@@ -37,6 +37,7 @@ from inflight_operator.reconcile.snapshot import Snapshot, deployment_view
 from inflight_operator.reconcile.upgrades import Template, decide_template
 from inflight_operator.reconcile.views import measured
 from inflight_operator.render.inference_pool import INFERENCE_POOL_API
+from inflight_operator.render.networkpolicy import clients_ignored
 from inflight_operator.render.plan import ChildPlan
 from inflight_operator.render.service_children import render
 from inflight_settings.limits import LimitsInForce
@@ -204,6 +205,9 @@ def _findings(
         findings = with_gateway(findings, _gateway_facts(snapshot, memory, scaled))
     if snapshot.service.spec.gateway.inference_pool.enabled:
         findings = (*findings, _pool_condition(snapshot))
+    if clients_ignored(snapshot.service, snapshot.settings):
+        reason = Reason("OperatorOutside")
+        findings = (*findings, Finding("NetworkPolicy", "False", reason.code, sentence(reason)))
     if release:
         reason = Reason("ReleasesFirst", {"after": snapshot.policy.release_after or 0.0})
         findings = held(findings, reason.code, sentence(reason), replaces=False)

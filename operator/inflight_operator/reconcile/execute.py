@@ -29,16 +29,25 @@ may be missing or old, and the operator cannot read it."""
 COSTS_AT_ONCE = 16
 """Most calls in flight that set the deletion costs of a service's pods."""
 
+COSTS_PATIENCE_SECONDS = 120.0
+"""Longest wait of a scale-down for deletion costs that the API server does not take."""
+
 _TRANSIENT = (0, 409, 429, 500, 502, 503, 504)
 """HTTP statuses of calls that may succeed if they are repeated; 0: no answer."""
 
 
 @dataclass(slots=True)
 class ExecutorState:
-    """State of the executor for one service; all of it can be lost."""
+    """State of the executor for one service; all of it can be lost.
+
+    Attributes:
+        secret_at: when the admin token's Secret was last written anew.
+        unmarked_since: since when a scale-down waits for deletion costs; None while none does.
+    """
 
     children: ChildrenState = field(default_factory=ChildrenState)
     secret_at: float = float("-inf")
+    unmarked_since: float | None = None
 
 
 class Executor:
@@ -64,7 +73,7 @@ class Executor:
 
         Returns:
             The failure, and whether the scale-down waits for the next round, which may succeed: without its cost, a
-            busy pod may be deleted.
+            busy pod may be deleted. It waits `COSTS_PATIENCE_SECONDS` at most.
         """
         if ("Deployment", child_names(key.name).main) in state.children.refused:
             return {}, False
@@ -81,9 +90,17 @@ class Executor:
         found = await asyncio.gather(*(mark(pod, cost) for pod, cost in plan.deletion_costs.items()))
         errors = [error for error in found if error is not None]
         if not errors:
+            state.unmarked_since = None
             return {}, False
         logger.warning("%s: %d of %d deletion costs: %s", key, len(errors), len(found), errors[0])
-        return {("Pod", "deletion cost"): str(errors[0])}, any(one.status in _TRANSIENT for one in errors)
+        now = self._clock.steady()
+        if state.unmarked_since is None:
+            state.unmarked_since = now
+        waits = any(one.status in _TRANSIENT for one in errors)
+        said = str(errors[0])
+        if waits and now - state.unmarked_since >= COSTS_PATIENCE_SECONDS:
+            waits, said = False, f"replicas are removed without the order of pods, as it cannot be set: {said}"
+        return {("Pod", "deletion cost"): said}, waits
 
     async def _scale(self, key: ServiceKey, snapshot: Snapshot, plan: Plan, state: ExecutorState) -> dict[Child, str]:
         """Sets the replicas of a Deployment whose pod template is held, and the bounds of the rollout that it may be

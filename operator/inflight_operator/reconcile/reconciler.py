@@ -103,6 +103,7 @@ class Reconciler:
         token_of: admin token of the service with a uid.
         recorder: recorder of all decisions; None records none.
         gateway: None if the operator runs without one.
+        stretch: factor of the interval between scrapes now: samples are older then, and not stale.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class Reconciler:
         clock: Clock,
         recorder: Recorder | None = None,
         gateway: LiveGateway | None = None,
+        stretch: Callable[[], float] = lambda: 1.0,
     ) -> None:
         self._api = api
         self._cache = cache
@@ -132,6 +134,7 @@ class Reconciler:
         self._clock = clock
         self._recorder = recorder
         self._gateway = gateway
+        self._stretch = stretch
         self._executor = Executor(api, cache, pusher, clock)
         self._reporter = Reporter(api, cache, clock)
         self._known: dict[ServiceKey, _ServiceState] = {}
@@ -220,7 +223,7 @@ class Reconciler:
             deployment=self._deployment(key, uid),
             listed=self._cache.endpoints(key),
             window=window,
-            fresh=fresh_samples(window, pods, now, self._every.stale_after),
+            fresh=fresh_samples(window, pods, now, self._every.stale_after * self._stretch()),
             scrape_errors=self._pool.errors(key),
             pushes=self._pusher.pushes(key),
             may_move=self._pace.may_move(services),

@@ -113,7 +113,8 @@ def demand_view(
         waiting=observation.waiting,
         running=sum(one.running for one in fresh),
         waiting_tokens=sum(waiting_tokens) + _held_tokens(snapshot, demand, prompt),
-        ready=observation.ready,
+        # The additional pods of a rollout are not ordered replicas.
+        ready=min(observation.ready, observation.credited),
         starting=tuple(sorted([*under_way[: observation.starting], *[start_up] * not_created])),
         start_up=start_up,
         ready_for=longest_ready(pods, moment),

@@ -64,7 +64,8 @@ def template_inputs(spec: InferenceServiceSpec) -> str:
         if not scheduling:
             del inputs[1]["scheduling"]
     behind = ["gateway"] if spec.gateway.enabled else []
-    return digest([*inputs, *ttft_flags(spec), *behind])
+    queue = [{"queue": spec.queue_name}] if spec.queue_name else []
+    return digest([*inputs, *ttft_flags(spec), *behind, *queue])
 
 
 def digest(content: Any) -> str:

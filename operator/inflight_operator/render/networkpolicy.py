@@ -1,12 +1,12 @@
 """The NetworkPolicy of the service's pods.
 
 Ingress: the serving port from anywhere, since callers are up to the service's users, or from the clients that
-`spec.networkPolicy.from` names, the gateway and the peers beside the operator that may reach the admin port. If the
-service requires API keys, only from the gateway, which checks them, and from those peers; so without a gateway, no
-client reaches such a service. Engines whose metrics are on the serving port let the operator in too. The admin port
-only from the operator's pods and from the peers the operator was installed with, such as Prometheus: calls that
-change an engine are signed or carry the token, and users have no way to try one. An operator outside the cluster has
-no pods to select, so the admin port of its engines is open.
+`spec.networkPolicy.from` or else the installation names, the gateway and the peers beside the operator that may reach
+the admin port. If the service requires API keys, only from the gateway, which checks them, and from those peers; so
+without a gateway, no client reaches such a service. Engines whose metrics are on the serving port let the operator in
+too. The admin port only from the operator's pods and from the peers the operator was installed with, such as
+Prometheus: calls that change an engine are signed or carry the token, and users have no way to try one. An operator
+outside the cluster has no pods to select, so the admin port of its engines is open.
 Kubernetes always lets the node reach its own pods, and the kubelet's probes use the serving port.
 
 Egress: only DNS and the trace collector, if any, for models in the image or on a claim. The pod fetches Hugging Face
@@ -82,15 +82,36 @@ def _serving(
     service: InferenceService, settings: Settings, admin_peers: list[Manifest] | None, gateway: list[Manifest]
 ) -> list[Manifest]:
     """The rule for the serving port; none where no peer may reach it, since a rule without peers allows all."""
-    facts = engine_type(service.spec)
     rule: Manifest = {"ports": [{"port": HTTP_PORT_NAME, "protocol": "TCP"}]}
-    clients = None if service.spec.network_policy is None else peers(service.spec.network_policy)
-    if clients is None and (not service.spec.gateway.enabled or service.spec.gateway.auth is None):
+    clients = _clients(service, settings)
+    if (clients is None and not _keyed(service)) or clients_ignored(service, settings):
         return [rule]
-    # Engines without another port have their metrics on this one, and the operator reads them.
-    metrics_here = not facts.live_limits and facts.metrics_port is None
-    if metrics_here and admin_peers is None and clients is not None:
-        return [rule]  # an operator outside the cluster has no pods to select
-    admin = admin_peers if metrics_here and admin_peers else settings.admin_peers
+    admin = admin_peers if admin_peers and _metrics_are_served(service) else settings.admin_peers
     allowed = [*(clients or ()), *gateway, *admin]
     return [{**rule, "from": allowed}] if allowed else []
+
+
+def clients_ignored(service: InferenceService, settings: Settings) -> bool:
+    """Returns True if all clients may connect although a list names some: engines have their metrics on the serving
+    port alone, and an operator outside the cluster, which reads them, has no pods to select."""
+    outside = settings.operator_namespace is None
+    return outside and _metrics_are_served(service) and _clients(service, settings) is not None
+
+
+def _clients(service: InferenceService, settings: Settings) -> list[Manifest] | None:
+    """Returns the clients that may connect, without those of each service; None if no list names them."""
+    policy = service.spec.network_policy
+    named = None if policy is None else peers(policy)
+    if named is None and not _keyed(service):
+        return list(settings.client_peers) or None
+    return named
+
+
+def _keyed(service: InferenceService) -> bool:
+    return service.spec.gateway.enabled and service.spec.gateway.auth is not None
+
+
+def _metrics_are_served(service: InferenceService) -> bool:
+    """Returns True for engines whose metrics are on the serving port alone."""
+    facts = engine_type(service.spec)
+    return not facts.live_limits and facts.metrics_port is None

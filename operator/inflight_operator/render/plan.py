@@ -72,6 +72,7 @@ class Settings:
         operator_namespace: namespace of the operator's pods, which may reach the engines' admin port; None when the
             operator does not run in a pod.
         admin_peers: NetworkPolicyPeers that may reach the admin port as well.
+        client_peers: NetworkPolicyPeers that may reach the serving port of services that name no clients; empty: all.
         observability: traces and logs of engines whose service does not set them.
         gateway_service: full DNS name of the gateway's Service; empty without a gateway.
         endpoint_picker: whether the gateway's pods serve other gateways as their endpoint picker.
@@ -82,6 +83,7 @@ class Settings:
     available_apis: frozenset[str] = frozenset()
     operator_namespace: str | None = None
     admin_peers: tuple[Manifest, ...] = ()
+    client_peers: tuple[Manifest, ...] = ()
     observability: EngineObservability = field(default_factory=EngineObservability)
     gateway_service: str = ""
     endpoint_picker: bool = False

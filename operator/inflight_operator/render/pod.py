@@ -6,7 +6,7 @@ import math
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.engines import CUSTOM, INFLIGHT, VLLM, annotation_of
-from inflight_base.manifest.names import ENGINE_ANNOTATION, ENGINE_CONTAINER, child_labels, child_names
+from inflight_base.manifest.names import ENGINE_ANNOTATION, ENGINE_CONTAINER, QUEUE_LABEL, child_labels, child_names
 from inflight_base.manifest.units import parse_duration
 from inflight_operator.api.resolve import MODEL_FOLDER, claim_and_folder, engine_type
 from inflight_operator.api.types import InferenceService
@@ -46,7 +46,7 @@ def pod_template(service: InferenceService, settings: Settings) -> Manifest:
     engine = _CONTAINERS[service.spec.engine.type](service, settings)
     volumes = _volumes(service, engine)
     pod: Manifest = {
-        "metadata": {"labels": child_labels(service.metadata.name), **_annotations(service)},
+        "metadata": {"labels": {**child_labels(service.metadata.name), **_queue(service)}, **_annotations(service)},
         "spec": {
             # Explicit, since the API server keeps an earlier account when the field is only removed.
             "serviceAccountName": "default",
@@ -67,6 +67,10 @@ def pod_template(service: InferenceService, settings: Settings) -> Manifest:
         },
     }
     return merge_template(pod, service.spec.template)
+
+
+def _queue(service: InferenceService) -> dict[str, str]:
+    return {QUEUE_LABEL: service.spec.queue_name} if service.spec.queue_name else {}
 
 
 def _annotations(service: InferenceService) -> Manifest:

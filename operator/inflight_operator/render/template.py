@@ -18,6 +18,7 @@ _AS_GIVEN = (
     "priorityClassName",
     "runtimeClassName",
     "schedulerName",
+    "resourceClaims",
 )
 
 
@@ -32,7 +33,7 @@ def merge_template(pod: Manifest, template: PodTemplate) -> Manifest:
     merged_engine = {
         **engine,
         "env": _by_name(engine["env"], user["env"]),
-        "resources": _merge_resources(engine["resources"], user["resources"]),
+        "resources": _merge_resources(engine["resources"], user["resources"], user["resourceClaims"]),
         "volumeMounts": engine["volumeMounts"] + user["volumeMounts"],
         **({"envFrom": user["envFrom"]} if user["envFrom"] else {}),
     }
@@ -59,10 +60,14 @@ def _spread(constraints: list[Manifest], labels: dict[str, str]) -> Manifest:
     return {"topologySpreadConstraints": [{**one, "labelSelector": selector} for one in given]} if given else {}
 
 
-def _merge_resources(ours: Manifest, users: Manifest) -> Manifest:
+def _merge_resources(ours: Manifest, users: Manifest, claims: list[Manifest]) -> Manifest:
     """The user's requests and limits over the defaults. A default request above the user's limit, or a default limit
-    below the user's request, is dropped: the API server would reject such a pod."""
-    requests, limits = dict(ours.get("requests", {})), dict(ours.get("limits", {}))
+    below the user's request, is dropped: the API server would reject such a pod. Claims take the place of the
+    accelerators, the only resources of ours whose names have a domain."""
+    requests, limits = (
+        {name: quantity for name, quantity in ours.get(kind, {}).items() if not claims or "/" not in name}
+        for kind in ("requests", "limits")
+    )
     for name, limit in users["limits"].items():
         if name in requests and parse_quantity(requests[name]) > parse_quantity(limit):
             del requests[name]
@@ -70,7 +75,8 @@ def _merge_resources(ours: Manifest, users: Manifest) -> Manifest:
         if name in limits and parse_quantity(limits[name]) < parse_quantity(request):
             del limits[name]
     merged = {"requests": {**requests, **users["requests"]}, "limits": {**limits, **users["limits"]}}
-    return {kind: quantities for kind, quantities in merged.items() if quantities}
+    used: Manifest = {"claims": [{"name": one["name"]} for one in claims]} if claims else {}
+    return {kind: quantities for kind, quantities in merged.items() if quantities} | used
 
 
 def _by_name(ours: list[Manifest], users: list[Manifest]) -> list[Manifest]:

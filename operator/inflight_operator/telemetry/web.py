@@ -13,6 +13,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import make_wsgi_app
 
+from inflight_operator.telemetry.access import Access, Verdict
+
 STUCK_AFTER_SECONDS = 30.0
 ROUNDS_MISSING_AFTER_SECONDS = 120.0
 """Seconds without a round after which the process is unhealthy; well above the longest pause between two rounds of a
@@ -61,12 +63,16 @@ class WebServer:
 
     Args:
         port: port to listen on, on all addresses; 0 picks a free one.
+        access: decides about clients of /metrics; None lets all of them read it.
 
     Raises:
         OSError: the port is taken; the message names it.
     """
 
-    def __init__(self, port: int, registry: CollectorRegistry, heartbeat: Heartbeat) -> None:
+    def __init__(
+        self, port: int, registry: CollectorRegistry, heartbeat: Heartbeat, access: Access | None = None
+    ) -> None:
+        self._access = access
         self._metrics = make_wsgi_app(registry)
         self._heartbeat = heartbeat
         try:
@@ -87,6 +93,12 @@ class WebServer:
     def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
         if path == "/metrics":
+            if self._access is not None:
+                verdict = self._access.verdict(environ.get("HTTP_AUTHORIZATION", ""))
+                if verdict is not Verdict.ALLOWED:
+                    challenge = [("WWW-Authenticate", "Bearer")] if verdict is Verdict.UNKNOWN else []
+                    start_response(verdict.value, [("Content-Type", "text/plain"), *challenge])
+                    return [b"a token of an account that may get /metrics is needed\n"]
             answer: Iterable[bytes] = self._metrics(environ, start_response)
             return answer
         if path != "/healthz":

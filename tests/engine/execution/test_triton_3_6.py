@@ -24,7 +24,7 @@ def packages():
     if not stamp.exists() or stamp.read_text() != str(REQUIREMENTS):
         uv = Path(sys.executable).parent / "uv"
         command = [uv, "pip", "install", "--quiet", "--python", sys.executable, "--no-deps", "--target", folder]
-        subprocess.run([*command, *REQUIREMENTS], check=True, timeout=280)
+        subprocess.run([*command, *REQUIREMENTS], check=True, timeout=800)
         stamp.write_text(str(REQUIREMENTS))
     return folder
 
@@ -48,6 +48,6 @@ def test_with_triton_3_6(packages, files, chosen, options):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=280,
+        timeout=800,
     )
     assert result.returncode == 0, result.stdout

@@ -24,7 +24,7 @@ def test_in_the_interpreter_they_equal_plain_torch(tmp_path):
         stdout=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parents[3],
-        timeout=200,
+        timeout=800,
         check=False,
     )
     assert result.returncode == 0, result.stdout

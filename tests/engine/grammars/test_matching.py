@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llguidance import LLParserLimits
 
+from inflight_engine.grammars import compiled
 from inflight_engine.grammars.compiled import MAX_COMPILED, GrammarError
 from inflight_engine.grammars.matching import Matching
 from inflight_engine.grammars.thinking import reasoning_tokens
@@ -212,6 +214,24 @@ def test_matchers_of_a_grammar_do_not_share_their_place():
     one, other = matching("ab"), matching("ab")
     take(one, "a")
     assert (allowed(one), allowed(other)) == ({"b"}, {"a"})
+
+
+def test_an_answer_that_fills_the_states_of_a_grammar_ends_no_later_one(monkeypatch):
+    """All matchers of a compiled grammar have one lexer: it failed all that came after, while it was kept."""
+    monkeypatch.setattr(compiled, "LIMITS", LLParserLimits(max_lexer_states=50))
+    shared = grammars()
+
+    def write(length):
+        sampling = SamplingParams(64, stop_token_ids=(EOS,), grammar=regex("a{1,200}b"))
+        each = Matching(shared.compiled(sampling.grammar).matcher(), sampling, [EOS])
+        for _ in range(length):
+            allowed(each)
+            take(each, "a")
+        return each.error
+
+    assert "too many states" in write(100)
+    assert [write(20), write(20)] == ["", ""]
+    assert shared.compiled(regex("a{1,200}b")) is shared.compiled(regex("a{1,200}b"))
 
 
 def test_of_many_grammars_the_latest_and_those_of_requests_stay_compiled():

@@ -197,6 +197,18 @@ def test_special_tokens_of_formats_are_text_where_they_are_asked_for(folder, smo
             assert detokenizer.push(answer) + detokenizer.flush() == expected
 
 
+def test_the_settings_for_clients_have_texts_of_special_tokens_and_the_template_that_holds(folder, tmp_path):
+    assert load(folder).settings == {"tokenizer_class": "PreTrainedTokenizerFast"}
+    given = {"tokenizer_class": "X", "bos_token": {"content": "<s>"}, "chat_template": "old", "model_max_length": 5}
+    write(folder, "tokenizer_config.json", given)
+    write(tmp_path, "own.jinja", "own")
+    settings = load_tokenizer(ModelFiles("m", folder), chat_template=tmp_path / "own.jinja").settings
+    assert settings == {**given, "bos_token": "<s>", "chat_template": "own"}
+    builtin = load_tokenizer(resolve("builtin://smollm2")).settings
+    assert builtin["eos_token"] == "<|im_end|>"
+    assert "im_start" in builtin["chat_template"]
+
+
 def test_of_named_templates_the_default_one_is_taken(folder):
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
     write(folder, "tokenizer_config.json", {"chat_template": named})

@@ -29,12 +29,11 @@ class FairShare:
         """Service of the waiting client that has been served least."""
         return min(self._served[client] for client in self._waiting)
 
-    def first_waiting(self, ranks: dict[str, int] | None = None) -> str:
-        """The waiting client that was served least; of equal ones that of the smallest rank, or the one that has been
-        waiting for longest without a break."""
-        least = self.least()
-        ties = [client for client in self._waiting if self._served[client] == least]
-        return min(ties, key=ranks.__getitem__) if ranks else ties[0]
+    def in_order(self, ranks: dict[str, int] | None = None) -> list[str]:
+        """The waiting clients, that first which was served least; of equal ones that of the smallest rank, or the one
+        that has been waiting for longest without a break."""
+        clients = sorted(self._waiting, key=ranks.__getitem__) if ranks else list(self._waiting)
+        return sorted(clients, key=self._served.__getitem__)
 
     def starts_waiting(self, client: str) -> None:
         """It had no request waiting: what it did not ask for is not saved up."""

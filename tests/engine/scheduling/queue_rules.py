@@ -95,10 +95,41 @@ class QueueRules:
             self._tenants[name].stops_waiting(request.scheduling.tenant)
 
     def head(self) -> Known | None:
-        """Nobody may be admitted before this one."""
-        if not len(self):
-            return None
-        name = self._classes.first_waiting(self._ranks)
+        """Nobody may be admitted before this one, as long as it fits."""
+        return self._first(self._classes.in_order(self._ranks)[0]) if len(self) else None
+
+    def beside(self, due: Known) -> list[Known]:
+        """Returns who may be admitted before the one that is due and does not fit: the first five of each class in the
+        order in which they would be admitted, or those of as many tenants; the class that is next comes first. Behind
+        one that resumes there is only the first new one, where that is the one that is due."""
+        found: list[Known] = []
+        for name in self._classes.in_order(self._ranks):
+            first = self._first(name)
+            if first.state is RequestState.WAITING:
+                found += self._next_new(name, first)
+            elif first is not due:
+                found.append(first)
+            elif self.waiting[name] and self.config.policy != "priority":
+                found.append(self._first_new(name))
+        return [each for each in found if each is not due]
+
+    def _next_new(self, name: str, first: Known) -> list[Known]:
+        """The first of a class, which is new, and the four behind it."""
+        queue = list(self.waiting[name].values())
+        match self.config.policy:
+            case "priority":
+                return sorted([*self.paused[name].values(), *queue], key=self._key)[:5]
+            case "fair":
+                tenants = self._tenants[name].in_order()[:5]
+                if len(tenants) == 1:
+                    return queue[:5]
+                return [next(each for each in queue if each.request.scheduling.tenant == one) for one in tenants]
+            case "deadline":
+                others = [each for each in queue if each is not first]
+                return [first, *sorted(others, key=lambda each: (self.is_late(each), each.order))[:4]]
+        return sorted(queue, key=self._key)[:5]
+
+    def _first(self, name: str) -> Known:
         paused, queue = self.paused[name], self.waiting[name]
         if self.config.policy == "priority":
             # Of one priority those that resume are the first to have come.
@@ -107,21 +138,13 @@ class QueueRules:
             return min(paused.values(), key=lambda each: each.order)
         return self._first_new(name)
 
-    def behind(self) -> Known | None:
-        """This one may be admitted before a head that resumes."""
-        name = self._classes.first_waiting(self._ranks)
-        if self.config.policy == "priority" or not self.paused[name] or not self.waiting[name]:
-            return None
-        return self._first_new(name)
-
     def _first_new(self, name: str) -> Known:
-        queue = self.waiting[name]
+        """Returns the first that never had a slot."""
+        queue = self.waiting[name].values()
         if self._tenants:
-            tenant = self._tenants[name].first_waiting()
-            return next(each for each in queue.values() if each.request.scheduling.tenant == tenant)
-        if self.config.policy == "deadline":
-            return self._by_deadline(name)
-        return min(queue.values(), key=self._key)
+            tenant = self._tenants[name].in_order()[0]
+            return next(each for each in queue if each.request.scheduling.tenant == tenant)
+        return self._by_deadline(name) if self.config.policy == "deadline" else min(queue, key=self._key)
 
     def is_late(self, known: Known) -> bool:
         return known.latest_start < self.now

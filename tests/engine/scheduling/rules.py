@@ -11,7 +11,8 @@ of a plan in between is said by `counted` and `confirmed`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from inflight_cost.model import CostModel, StepWork
@@ -31,6 +32,22 @@ NOBODY = -1
 
 Held: TypeAlias = dict[tuple[str, str], set[int]]
 """Blocks in the tables of each tenant's requests of each class."""
+
+
+Tables: TypeAlias = dict[int, set[int]]
+"""Blocks of each running request."""
+
+
+def _tables(running: list[ModelSequence]) -> Tables:
+    return {each.request_id: set(each.blocks) for each in running}
+
+
+def _union(tables: Iterable[set[int]]) -> set[int]:
+    return set().union(*tables)
+
+
+def _class(known: Known) -> str:
+    return known.request.scheduling.service_class
 
 
 def num_held(held: Held, tenant: str, service_class: str | None = None) -> int:
@@ -53,6 +70,19 @@ class UnderWay:
     counted: bool = False
 
 
+@dataclass(slots=True)
+class Refused:
+    """
+    Attributes:
+        since: when a request was next and did not fit, for the first time. room: blocks that were free then.
+        started: who was admitted since.
+    """
+
+    since: float
+    room: int
+    started: set[int] = field(default_factory=set)
+
+
 class Rules:
     """
     Args:
@@ -62,7 +92,8 @@ class Rules:
     Attributes:
         limits, rates, prefill_cost: in force; set them whenever the scheduler's are set.
         requests: that did not end, in order of arrival.
-        queues: those of them that have no slot.
+        queues: those of them that have no slot. refused: who of these was next and did not fit. num_passed: times that
+            somebody was admitted before one of them.
         num_preemptions, num_swaps: since start. num_throttled: steps with a budget below the running decodes.
     """
 
@@ -74,6 +105,8 @@ class Rules:
         self.prefill_cost: CostModel | None = None
         self.requests: dict[int, Known] = {}
         self.queues = QueueRules(config)
+        self.refused: dict[int, Refused] = {}
+        self.num_passed = 0
         self._cache = CacheRules(config.num_blocks, config.block_size, enabled=config.prefix_caching)
         self.num_added = 0
         self.num_preemptions = 0
@@ -123,6 +156,7 @@ class Rules:
             self._cache.leave(self.runner.sequences[request_id])
         else:
             self.queues.remove(known)
+            self.refused.pop(request_id, None)
         self.runner.end(request_id)
 
     def put_back(self, request_id: int) -> None:
@@ -196,12 +230,12 @@ class Rules:
             assert not plan.starts, "somebody is admitted in a step that preempted"
             running = self._check_preemptions(plan.preemptions, running)
         self._check_decodes(plan, running)
-        held = self._held(running)
+        tables = _tables(running)
         if plan.growth is not None:
             for slot, block in zip(plan.growth.slots.tolist(), plan.growth.block_ids.tolist(), strict=True):
-                held.setdefault(self._owner(self.runner.slots[slot]), set()).add(block)
+                tables[self.runner.slots[slot].request_id].add(block)
         for start in plan.starts:
-            self._check_start(start, held)
+            self._check_start(start, tables)
         for extension in plan.extensions:
             request = self.requests[extension.request_id].request
             assert extension.num_prompt_tokens == request.num_prompt_tokens, "num_prompt_tokens is wrong"
@@ -246,6 +280,8 @@ class Rules:
     def failed(self, plan: StepPlan) -> None:
         """Takes in a plan of which nothing was computed."""
         self._check_blocks(plan)
+        if plan.num_tokens < self.limits.max_num_batched_tokens and not plan.preemptions:
+            self._check_nobody_fits(self.runner.running)
 
     def counted(self, plan: StepPlan) -> None:
         """Another plan follows, or the tokens are taken in: lengths and shares of service include this one."""
@@ -371,7 +407,7 @@ class Rules:
     def _check_victim(self, victim: ModelSequence, running: list[ModelSequence]) -> None:
         oldest = min(running, key=self._order)
         candidates = [each for each in running if each is not oldest]
-        held = self._held(running)
+        held = self._held(_tables(running))
         rightful = max(candidates, key=lambda each: self._victim_key(each, held))
         assert victim is rightful, f"the victim is not the one that {self.config.preemption_victim} chooses"
 
@@ -414,43 +450,77 @@ class Rules:
 
     # Admission.
 
-    def _held(self, running: list[ModelSequence]) -> Held:
+    def _held(self, tables: Tables) -> Held:
         held: Held = {}
-        for sequence in running:
-            held.setdefault(self._owner(sequence), set()).update(sequence.blocks)
+        for request_id, blocks in tables.items():
+            request = self.requests[request_id].request
+            held.setdefault((request.scheduling.tenant, request.scheduling.service_class), set()).update(blocks)
         return held
 
-    def _owner(self, sequence: ModelSequence) -> tuple[str, str]:
-        request = self.requests[sequence.request_id].request
-        return request.scheduling.tenant, request.scheduling.service_class
+    def _may_pass(self, known: Known, due: Known, tables: Tables) -> bool:
+        """Returns whether somebody may be admitted before the one that is due and does not fit.
 
-    def _may_pass(self, known: Known, head: Known, held: Held) -> bool:
-        """Its tenant then holds no more blocks than the head's does in the head's class."""
-        request, ahead = known.request, head.request
-        blocks = -(-request.num_tokens // self.config.block_size)
-        most = num_held(held, ahead.scheduling.tenant, ahead.scheduling.service_class)
-        return (
-            request.scheduling.tenant != ahead.scheduling.tenant
-            and num_held(held, request.scheduling.tenant) + blocks <= most
-        )
+        Behind one of its class that resumes: its tenant then holds no more blocks than that one's does in the class.
+        Else, when who runs leaves room enough for the one that is due, with this one, and not counting those whose
+        prompt is so large that it never has room beside them. Or for 10 s, times the ratio of the weights where its own
+        class has more: all that were admitted in that time hold with it no more than was free at first.
+        """
+        request, ahead = known.request, due.request
+        blocks = self._num_blocks(request.num_tokens)
+        if due.state is not RequestState.WAITING and _class(known) == _class(due):
+            held = self._held(tables)
+            most = num_held(held, ahead.scheduling.tenant, ahead.scheduling.service_class)
+            return (
+                request.scheduling.tenant != ahead.scheduling.tenant
+                and num_held(held, request.scheduling.tenant) + blocks <= most
+            )
+        usable = self._num_usable(tables)
+        due_blocks = self._num_blocks(ahead.num_tokens)
+        beside = [
+            held
+            for owner, held in tables.items()
+            if self._num_blocks(self.requests[owner].request.num_prompt_tokens) + due_blocks <= usable
+        ]
+        if len(_union(beside)) + blocks + due_blocks <= usable:
+            return True
+        refused, weights = self.refused[ahead.request_id], self.queues.class_weights
+        since = [held for owner, held in tables.items() if owner in refused.started]
+        in_time = self.queues.now < refused.since + 10.0 * max(1.0, weights[_class(known)] / weights[_class(due)])
+        return in_time and len(_union(since)) + blocks <= refused.room
 
-    def _check_start(self, start: SlotStart, held: Held) -> None:
-        """`held`: with those that start before it in the plan."""
+    def _num_usable(self, tables: Tables) -> int:
+        """Blocks for all that run and one that comes."""
+        headroom = self.config.kv_headroom if tables else 0.0
+        return self.config.num_blocks - math.floor(headroom * self.config.num_blocks)
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.config.block_size)
+
+    def _check_start(self, start: SlotStart, tables: Tables) -> None:
+        """`tables`: with those that start before it in the plan."""
         known = self.requests.get(start.request_id)
         assert known is not None, "a request is admitted that ended or never came"
         assert known.state is not RequestState.RUNNING, "a running request is admitted"
         assert start.num_prompt_tokens == known.request.num_prompt_tokens, "num_prompt_tokens is wrong"
         assert start.sampling is known.request.sampling, "sampling is another request's"
-        head = self.queues.head()
-        overtakes = f"{self.config.policy}: request {known.order} overtakes request {head and head.order}"
-        if known is not head:
-            assert head is not None, overtakes
-            assert known is self.queues.behind(), overtakes
-            assert self._may_pass(known, head, held), f"{overtakes}, of a tenant with fewer blocks or the same"
-        request = known.request
-        held.setdefault((request.scheduling.tenant, request.scheduling.service_class), set()).update(
-            start.block_ids.tolist()
-        )
+        due = self.queues.head()
+        overtakes = f"{self.config.policy}: request {known.order} overtakes request {due and due.order}"
+        if known is not due:
+            assert due is not None, overtakes
+            free = self._num_usable(tables) - len(_union(tables.values()))
+            assert self._num_blocks(due.request.num_tokens) > free, f"{overtakes}, which fits"
+            self._refuse(due, self.config.num_blocks - len(_union(tables.values())))
+            beside = self.queues.beside(due)
+            assert known in beside, overtakes
+            assert self._may_pass(known, due, tables), f"{overtakes}, and may not"
+            for ahead in [] if self.config.prefix_caching else beside[: beside.index(known)]:
+                fits = self._num_blocks(ahead.request.num_tokens) <= free
+                assert not (fits and self._may_pass(ahead, due, tables)), f"{overtakes} before one that may too"
+            self.num_passed += 1
+        self.refused.pop(start.request_id, None)
+        for refused in self.refused.values():
+            refused.started.add(start.request_id)
+        tables[start.request_id] = set(start.block_ids.tolist())
         self.queues.remove(known)
         self.queues.admitted(known, len(start.token_ids) - start.num_computed_tokens)
         if known.state is RequestState.WAITING and self.config.prefix_caching:
@@ -500,14 +570,20 @@ class Rules:
             return
         free = self.config.num_blocks - self.runner.num_owned
         headroom = math.ceil(self.config.kv_headroom * self.config.num_blocks) if running else 0
-        head = self.queues.head()
-        assert head is not None
-        assert self._blocks_needed(head) + headroom > free, "nobody is admitted though the next request fits"
-        behind = self.queues.behind()
-        if behind is not None and self._may_pass(behind, head, self._held(running)):
-            assert self._blocks_needed(behind) + headroom > free, (
-                "nobody is admitted though a request may pass, and fits"
-            )
+        due = self.queues.head()
+        assert due is not None
+        assert self._blocks_needed(due) + headroom > free, "nobody is admitted though the next request fits"
+        self._refuse(due, free)
+        tables = _tables(running)
+        for known in self.queues.beside(due):
+            if self._may_pass(known, due, tables):
+                assert self._blocks_needed(known) + headroom > free, (
+                    "nobody is admitted though a request may pass, and fits"
+                )
+
+    def _refuse(self, due: Known, free: int) -> None:
+        """It is next and does not fit."""
+        self.refused.setdefault(due.request.request_id, Refused(self.queues.now, free))
 
     def _blocks_needed(self, known: Known) -> int:
         sequence = self.runner.sequences[known.request.request_id]

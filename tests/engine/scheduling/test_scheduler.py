@@ -63,13 +63,41 @@ def test_steady_decode_passes_no_deltas_and_the_same_slots_object():
     )
 
 
-def test_requests_are_admitted_in_order_of_arrival_and_a_large_one_is_not_overtaken():
+def test_a_request_starts_beside_a_large_one_in_what_was_free_and_in_none_of_what_comes_free():
     driver = Driver(num_blocks=8, block_size=4, max_model_len=32, max_num_batched_tokens=64)
     driver.add(1, list(range(20)), 2)
     driver.add(2, list(range(24))[::-1], 2)
     driver.add(3, [1], 2)
+    driver.add(4, list(range(16)), 2)
     driver.run()
-    assert driver.admission_order == [1, 2, 3]
+    assert driver.admission_order == [1, 3, 2, 4]
+
+
+def beside_a_large_one(seconds, classes):
+    """A request of most of the cache, beside one that comes in each step of half a second and has room without it."""
+    driver = Driver(
+        num_blocks=60, block_size=4, max_model_len=240, max_num_seqs=16, max_num_batched_tokens=256,
+        kv_headroom=0.0, prefix_caching=False, classes=classes,
+    )  # fmt: skip
+    for number in range(10 + 2 * seconds):
+        driver.add(number, [number % 7], 8, service_class="heavy")
+        if number == 10:
+            driver.add(LARGE, [1] * 200, 2, service_class="light")
+        driver.now += 0.5
+        driver.step()
+    return driver
+
+
+LARGE = 1000
+ALIKE = (ServiceClass("light"), ServiceClass("heavy"))
+TEN_TIMES = (ServiceClass("light", weight=0.5), ServiceClass("heavy", weight=5.0))
+
+
+def test_others_leave_its_place_to_a_large_one_after_ten_seconds_and_a_class_of_more_weight_later():
+    assert LARGE not in beside_a_large_one(9, ALIKE).admission_order
+    assert LARGE in beside_a_large_one(20, ALIKE).admission_order
+    assert LARGE not in beside_a_large_one(90, TEN_TIMES).admission_order
+    assert LARGE in beside_a_large_one(110, TEN_TIMES).admission_order
 
 
 def test_running_out_of_blocks_preempts_the_last_arrived_and_changes_no_output():

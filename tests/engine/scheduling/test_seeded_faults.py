@@ -18,7 +18,7 @@ import pytest
 from inflight_engine.cache.block_pool import BlockPool
 from inflight_engine.cache.prefix import block_hashes, root_hash
 from inflight_engine.request import Request, TokenIds
-from inflight_engine.scheduling import preemption, queues
+from inflight_engine.scheduling import admission, class_queue, preemption, queues
 from inflight_engine.scheduling import running as running_module
 from inflight_engine.scheduling import scheduler as scheduler_module
 from inflight_engine.scheduling.budget import fit_decodes, plan_prefills
@@ -55,6 +55,22 @@ BUSY: dict[str, Any] = {
 SWAPPING = {"preemption": "swap", "num_host_blocks": 40}
 LOOKAHEAD = {"lookahead": True}
 DEADLINE = {"policy": "deadline", "ttft_target": 4.0, "ttft_per_1k_tokens": 0.0, "late_share": 0.25, "late_wait": 40.0}
+UNEQUAL = (ServiceClass("default", weight=4.0), ServiceClass("batch", weight=0.25))
+PASSING = {
+    "max_num_seqs": 6,
+    "max_num_batched_tokens": 40,
+    "num_blocks": 100,
+    "max_model_len": 150,
+    "classes": (ServiceClass("default", weight=4.0), ServiceClass("batch", weight=1.0)),
+}
+LONG_PASSING = PASSING | {
+    "max_num_seqs": 12,
+    "max_num_batched_tokens": 300,
+    "num_blocks": 150,
+    "max_model_len": 250,
+    "kv_headroom": 0.3,
+    "prefix_caching": False,
+}
 OUT_OF_TURN = "deadline: request .* overtakes|nobody is admitted"
 
 Patch = pytest.MonkeyPatch
@@ -196,21 +212,39 @@ def overlooks_the_queue(head, clock):
 
 
 def takes_new_ones_first(scheduler: Scheduler, patch: Patch) -> None:
-    head, pop = ClassQueue.head, ClassQueue.pop
+    head = ClassQueue.head
     patch.setattr(ClassQueue, "head", lambda queue, clock: queue.policy.head(clock) or head(queue, clock))
-    patch.setattr(
-        ClassQueue,
-        "pop",
-        lambda queue, clock: queue.policy.pop(clock) if queue.policy.head(clock) else pop(queue, clock),
-    )
 
 
-def takes_new_ones_of_any_tenant(scheduler: Scheduler, patch: Patch) -> None:
-    def start_behind(head: Request) -> Any:
-        request = scheduler.queues.behind(scheduler.running.decodes.clock)
-        return None if request is None else scheduler.admission.start(request, behind=True)
+def asks_one_class_only(beside, head, clock):
+    return [each for each in beside(head, clock) if _class(each) == _class(head)]
 
-    patch.setattr(scheduler.admission, "start_behind", start_behind)
+
+def _class(request: Request) -> str:
+    return request.scheduling.service_class
+
+
+def keeps_the_place_of_the_first_refused(scheduler: Scheduler, patch: Patch) -> None:
+    """A request that did not fit stays ahead of those that the policy puts before it."""
+    admission, head = scheduler.admission, scheduler.queues.head
+
+    def first_refused(clock: int) -> Request | None:
+        return next(iter(admission._refusals), None) or head(clock)
+
+    patch.setattr(scheduler.queues, "head", first_refused)
+
+
+def starts_the_wait_anew(scheduler: Scheduler, patch: Patch) -> None:
+    """A request that passes another gives those behind it their time again."""
+    start_beside, refusals = scheduler.admission._start_beside, scheduler.admission._refusals
+
+    def start(head: Request, refusal: admission.Refusal, requests: list[Request], now: float) -> Any:
+        found = start_beside(head, refusal, requests, now)
+        if found is not None:
+            refusals[head] = replace(refusal, since=now)
+        return found
+
+    patch.setattr(scheduler.admission, "_start_beside", start)
 
 
 def runs_the_youngest(scheduler: Scheduler, patch: Patch) -> None:
@@ -482,7 +516,7 @@ FAULTS = {
     "a token of the budget is never used": Fault(
         with_limits(max_num_batched_tokens=-1), "budget is left over|loses a step|nobody is admitted"
     ),
-    "max_num_seqs is off by one": Fault(with_limits(max_num_seqs=1), "admission beyond max_num_seqs"),
+    "max_num_seqs is off by one": Fault(with_limits(max_num_seqs=1), "admission beyond max_num_seqs|overtakes"),
     "admission takes the headroom": Fault(
         lambda scheduler, patch: patch.setattr(scheduler.admission, "headroom_blocks", 0),
         "admission takes the headroom",
@@ -534,7 +568,7 @@ FAULTS = {
     "late requests that have waited for long get no more picks": Fault(
         with_deadlines(late_wait=1e9),
         OUT_OF_TURN,
-        DEADLINE | {"late_share": 0.05, "late_wait": 5.0},
+        DEADLINE | {"late_share": 0.05, "late_wait": 5.0, "max_num_seqs": 2},
     ),
     "late requests go first": Fault(
         with_deadlines(late_share=1.0),
@@ -547,7 +581,14 @@ FAULTS = {
     "a head that does not fit is not looked at again": Fault(
         wrap("admission", "head_moved", lambda head_moved, now: False),
         "nobody is admitted",
-        DEADLINE | {"max_num_seqs": 16, "kv_headroom": 0.4},
+        {
+            "policy": "fair",
+            "max_num_seqs": 16,
+            "max_num_batched_tokens": 60,
+            "block_size": 1,
+            "num_blocks": 40,
+            "classes": UNEQUAL,
+        },
     ),
     "a long prompt has no longer a target": Fault(
         lambda scheduler, patch: patch.setattr(
@@ -573,11 +614,57 @@ FAULTS = {
     ),
     "new requests overtake resumed ones": Fault(takes_new_ones_first, "overtakes"),
     "a new request overtakes one that resumes, whatever the tenants hold": Fault(
-        takes_new_ones_of_any_tenant, "overtakes request .* of (its tenant|a tenant with fewer blocks)"
+        wrap("admission", "_holds_fewer", lambda holds_fewer, request, head: True), "overtakes request .* may not"
+    ),
+    "a request that does not fit is passed for ever": Fault(
+        set_attribute(admission, "PASSING_SECONDS", 1e9), "overtakes request .* may not", PASSING
+    ),
+    "nobody passes a request that does not fit": Fault(
+        wrap("queues", "beside", lambda beside, head, clock: []),
+        "nobody is admitted though a request may pass",
+        PASSING,
+    ),
+    "those that pass take what comes free": Fault(
+        wrap("running", "blocks_since", lambda blocks_since, num_starts: 0), "overtakes request .* may not", PASSING
+    ),
+    "those that pass take what was left for those they may not pass": Fault(
+        wrap("running", "blocks_beside", lambda blocks_beside, left: 0), "overtakes request .* may not", PASSING
+    ),
+    "a request waits for large ones that keep another from starting anyway": Fault(
+        wrap("running", "blocks_beside", lambda blocks_beside, left: left),
+        "nobody is admitted though a request may pass",
+        PASSING,
+    ),
+    "a request that does not fit keeps its place before more urgent ones": Fault(
+        keeps_the_place_of_the_first_refused, "overtakes request|nobody is admitted", PASSING | {"policy": "priority"}
+    ),
+    "a request that does not fit keeps its place before a tenant that was served less": Fault(
+        keeps_the_place_of_the_first_refused, "overtakes request|nobody is admitted", PASSING | {"policy": "fair"}
+    ),
+    "a class of more weight passes no longer than others": Fault(
+        wrap("queues", "weight_ratio", lambda ratio, *classes: 1.0),
+        "nobody is admitted though a request may pass",
+        LONG_PASSING,
+    ),
+    "each that passes gives the next its time again": Fault(
+        starts_the_wait_anew, "overtakes request .* may not", LONG_PASSING
+    ),
+    "only the class of the blocked request is asked": Fault(
+        wrap("queues", "beside", asks_one_class_only),
+        "nobody is admitted though a request may pass|before one that may too",
+        PASSING,
+    ),
+    "the last of those that may pass starts first": Fault(
+        wrap("queues", "beside", lambda beside, head, clock: beside(head, clock)[::-1]),
+        "before one that may too",
+        PASSING | {"prefix_caching": False},
+    ),
+    "only the next one is asked": Fault(
+        set_attribute(class_queue, "NUM_BEHIND", 1), "nobody is admitted though a request may pass", PASSING
     ),
     "the tenant with the fewest blocks gives way": Fault(
         wrap("running", "blocks_by_tenant", lambda held: {tenant: -blocks for tenant, blocks in held().items()}),
-        "the victim is not the one|of a tenant with fewer blocks",
+        "the victim is not the one|may not",
         {"max_num_seqs": 6},
     ),
     "the wrong one is preempted": Fault(
@@ -641,7 +728,7 @@ FAULTS = {
         "tokens are in the prefix cache|lost though|used less recently|do not hold its tokens|is put back is wrong",
     ),
     "who found what a failed chunk was to compute goes on": Fault(
-        lets_the_misled_go_on, "the state of a request that is put back is wrong", LOOKAHEAD
+        lets_the_misled_go_on, "the state of a request that is put back is wrong|lost though", LOOKAHEAD
     ),
     "what is planned is not found before it is computed": Fault(
         finds_only_what_is_computed,

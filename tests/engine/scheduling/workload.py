@@ -208,6 +208,7 @@ class Workload:
         late_starts = driver.rules.queues.num_late
         late_tokens, put_back, waited = driver.late_tokens, driver.put_back, driver.waited
         misled, forced, unforced = driver.misled, driver.forced, driver.unforced
+        passed = driver.rules.num_passed
         counts = self.counts
         if driver.step(fails, meanwhile, failing_slots, forces) is None:
             counts["idle"] += 1
@@ -219,6 +220,7 @@ class Workload:
         counts["forced"] += driver.forced - forced
         counts["unforced"] += driver.unforced - unforced
         counts["waited"] += driver.waited - waited
+        counts["passed"] += driver.rules.num_passed - passed
         counts["throttled"] += driver.rules.num_throttled - throttled
         counts["swaps"] += driver.rules.num_swaps - swapped
         counts["hit_tokens"] += driver.runner.hit_tokens - hits

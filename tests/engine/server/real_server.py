@@ -50,8 +50,13 @@ class RealServer:
         return {m[1]: float(m[2]) for m in re.finditer(r'^([\w:]+)\{model_name="[^"]*"\} (\S+)$', text, re.M)}
 
     def engine_pid(self) -> int:
-        (pid,) = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return int(pid)
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+
+        def engines():
+            found = ((each, Path(f"/proc/{each}/cmdline").read_text()) for each in children.read_text().split())
+            return [int(pid) for pid, command in found if "engine_process" in command]
+
+        return self._wait_for(engines)[0]
 
     def admin_port(self) -> int:
         return int(re.search(r"admin calls on .* port (\d+)", self.log.read_text())[1])

@@ -12,12 +12,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 NUM_CLIENTS = 16
 OUTPUT_TOKENS = 10
-LATEST_SECONDS = 60.0
-"""After the engine process was lost: until it is ended, and another one is loaded and has computed the rest."""
+LATEST_SECONDS = 240.0
+"""After the engine process was lost: until it is ended, and another one is loaded and has computed the rest. Other
+tests run on the same cores."""
 
 
 @dataclass
@@ -59,7 +60,7 @@ async def ask(http, number) -> Outcome:
 
 async def ask_all(server) -> list[Outcome]:
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as http:
+    async with httpx.AsyncClient(base_url=server.url, timeout=300, limits=limits) as http:
         return await asyncio.gather(*(ask(http, number) for number in range(NUM_CLIENTS)))
 
 

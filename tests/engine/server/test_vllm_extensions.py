@@ -274,3 +274,11 @@ async def test_long_lists_of_tokens_do_not_hold_up_the_streams_of_others(make_fa
 async def test_version(make_fake):
     fake = await make_fake()
     assert set((await fake.http.get("/version")).json()) == {"version"}
+
+
+async def test_the_tokenizers_settings_are_shown_only_where_the_flag_says_so(make_fake):
+    tokenizer = ByteTokenizer()
+    tokenizer.settings = {"eos_token": "<end>", "model_max_length": 10**30}
+    fake = await make_fake(tokenizer=tokenizer, enable_tokenizer_info_endpoint=True)
+    assert (await fake.http.get("/tokenizer_info")).json() == tokenizer.settings
+    assert (await (await make_fake(tokenizer=tokenizer)).http.get("/tokenizer_info")).status_code == 404

@@ -99,17 +99,20 @@ async def test_an_address_with_too_many_requests_gets_429_and_another_one_is_ser
     assert (await edge.ask(headers={"x-forwarded-for": "127.0.0.3"}))[0] == 429
     begin = time.monotonic()
     while (await edge.ask())[0] == 429:
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 60
         await asyncio.sleep(0.1)
 
 
 async def test_more_addresses_than_envoys_default_are_told_apart(edge):
     await edge.start("--requests-per-second", "1")
-    addresses = [f"127.0.1.{number}" for number in range(1, 30)]
-    for address in addresses:
-        await edge.ask(source=address)
-        await edge.ask(source=address)
-    assert {(await edge.ask(source=address))[0] for address in addresses} == {429}
+    for net in range(1, 50):  # until it takes less than the second in which an address may send one more
+        addresses = [f"127.0.{net}.{number}" for number in range(1, 30)]
+        begin = time.monotonic()
+        await asyncio.gather(*(edge.ask(source=address) for address in addresses * 2))
+        statuses = {status for status, *_ in await asyncio.gather(*(edge.ask(source=each) for each in addresses))}
+        if time.monotonic() - begin < 1.0:
+            break
+    assert statuses == {429}
 
 
 async def test_headers_of_the_gateways_own_names_are_removed_and_so_are_those_with_underscores(edge):

@@ -237,18 +237,6 @@ async def test_the_log_probabilities_of_a_prompt_come_with_the_first_token_of_a_
     assert (await relay.post(body, "/v1/completions"))[0] == 502
 
 
-async def test_the_end_of_a_response_may_repeat_its_log_probabilities(relay):
-    scores = b",".join([SCORE] * 21 * 500)
-    end = b':f 0 length\nevent: a\ndata: {"part":[%b]}\n\r\nevent: b\ndata: {"item":[%b]}\n' % (scores, scores)
-    frames = frames_of(RESPONSES, None)
-    frames = frames.replace(b":f 0 length\n", b":t 0 " + b",".join([b"7"] * 500) + b"\n\n" + end + b"\r\n")
-    relay.script(Do(frames=frames, split=100_000))
-    asked = {**ASKED[RESPONSES], "max_output_tokens": 600, "top_logprobs": 20}
-    status, _, answer = await relay.post(asked, RESPONSES)
-    assert (status, answer.count(SCORE)) == (200, 21_000)
-    assert (await relay.report())["error"] == ""
-
-
 @pytest.mark.parametrize(
     ("path", "status", "kind"),
     [(MESSAGES, 400, "invalid_request_error"), (f"{MESSAGES}/batches", 404, "not_found_error")],

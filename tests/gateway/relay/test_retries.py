@@ -32,7 +32,7 @@ async def test_an_engine_that_refuses_its_connection_costs_a_pause_and_no_attemp
     status, _, body = await three.post(asked)
     assert status == 200
     assert same(body, asked)
-    assert 0.025 <= time.monotonic() - begun < 1
+    assert time.monotonic() - begun >= 0.025
     report = await three.report()
     assert report["endpoints"] == [three.engine.addresses[1]]
     assert [ask.attempt for ask in three.picker.asked] == [1]

@@ -17,7 +17,9 @@ def test_the_gateway_answers_models_and_health(path):
     assert (path_of(path).answers, path_of(path).methods) == (Answers.GATEWAY, {"GET", "HEAD"})
 
 
-@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/version", "/v1/messages/count_tokens"])
+@pytest.mark.parametrize(
+    "path", ["/tokenize", "/detokenize", "/version", "/tokenizer_info", "/v1/messages/count_tokens"]
+)
 def test_engines_answer_what_generates_nothing(path):
     assert path_of(path).answers is Answers.ENGINE
 

@@ -106,11 +106,11 @@ def test_a_wrong_key_costs_the_same_however_many_services_have_malformed_keys():
     bad = {f"bad-{n}": b"x" for n in range(20)}
     _, tables = tables_of(keys={"k": entry()}, **{f"keys-{n}": bad for n in range(1000)})
     assert tables.malformed == 20_000
-    begun = time.perf_counter()
+    begun = time.thread_time()
     for _ in range(1000):
         assert tables.check("wrong", CHAT, 0.0).status == 401
         assert tables.malformed == 20_000
-    assert time.perf_counter() - begun < 1.0
+    assert time.thread_time() - begun < 1.0
 
 
 @given(

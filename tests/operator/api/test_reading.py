@@ -173,3 +173,17 @@ def test_equal_parts_of_two_specs_are_one_object_and_what_was_set_stays_known():
     more = InferenceService.read(service_body(spec={"scaling": {"maxReplicas": first.scaling.max_replicas}}))[0].spec
     assert more.scaling == first.scaling
     assert more.scaling.model_fields_set == {"max_replicas"}
+
+
+@pytest.mark.parametrize(
+    "newer", [{"engine": {"image": "a", "upgrade": "Later"}}, {"limits": 7}, {"conditions": [{"type": 1}]}]
+)
+def test_of_a_status_only_the_part_that_a_newer_operator_wrote_otherwise_is_forgotten(newer):
+    known = {
+        "desiredReplicas": 7,
+        "limits": {"maxNumSeqs": 8, "maxNumBatchedTokens": 64, "revision": 3, "podsInForce": 1},
+    }
+    read = InferenceService.from_dict({**body(), "status": {**known, **newer}}).status
+    assert read.desired_replicas == 7
+    assert (read.limits is None) == ("limits" in newer)
+    assert (read.engine, read.conditions) == (None, [])

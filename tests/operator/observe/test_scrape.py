@@ -211,6 +211,32 @@ async def test_few_large_pages_are_read_at_once_and_small_ones_beside_them(monke
         assert not pool.errors(KEY)
 
 
+async def test_large_pages_of_one_service_that_stall_leave_places_for_those_of_others(monkeypatch):
+    monkeypatch.setattr(scraper_module, "_LARGE_AT_ONCE", 2)
+    monkeypatch.setattr(scraper_module, "_LARGE_OF_GROUP", 1)
+    monkeypatch.setattr(scraper_module, "_SMALL_PAGE", len(PAGE))
+    go, page = asyncio.Event(), PAGE + b"# x\n" * 1000
+
+    async def stalls(writer):
+        writer.write(response(page)[:-1])
+        await go.wait()
+        writer.write(page[-1:])
+
+    async def large(writer):
+        writer.write(response(page))
+
+    async with world(interval=60.0, timeout=600.0) as (pods, pool):
+        pool.keep(KEY, [pods.target(f"stalls-{number}", stalls) for number in range(5)])
+        await until(lambda: pods.most == 5)
+        await until(pool._places_of(str(KEY)).locked)
+        pool.keep(OTHER, [pods.target("large", large)])
+        await until(lambda: pool.counts.done == 1)
+        assert not pool.counts.failed
+        go.set()
+        await until(lambda: pool.counts.done == 6)
+        assert not pool._large_of
+
+
 async def test_a_bomb_is_refused_and_not_inflated():
     bomb = gzip.compress(b"\n" * (64 * MAX_BODY))
 
@@ -238,6 +264,17 @@ async def test_the_time_of_a_scrape_is_bounded_as_a_whole():
         await until(lambda: pool.errors(KEY))
         assert pool.errors(KEY)["uid-a"] == "a did not answer /a/metrics within 0.3 s"
         await until(lambda: pods.at_once == 0)
+
+
+async def test_an_answer_that_a_late_event_loop_takes_late_is_in_time():
+    async def slow(writer):
+        await asyncio.sleep(0.2)
+        writer.write(response())
+
+    async with world(interval=60.0, timeout=0.05, stretch=lambda: 100.0) as (pods, pool):
+        pool.keep(KEY, [pods.target("a", slow)])
+        await until(lambda: pool.counts.done or pool.counts.failed)
+        assert pool.errors(KEY) == {}
 
 
 async def test_redirects_are_not_followed():

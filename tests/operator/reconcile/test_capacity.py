@@ -169,6 +169,16 @@ async def test_before_the_demand_is_known_no_replica_goes_and_an_idle_service_th
     assert "no request has arrived" in world.status["decisions"][-1]["reason"]
 
 
+async def test_additional_pods_of_a_rollout_order_no_replicas_before_the_demand_is_known(world):
+    world.service(spec=spec(minReplicas=3), status={"desiredReplicas": 3})
+    traffic = Traffic(world)
+    for number in (1, 2, 3, 4):  # the last one as a surge
+        telling(world, number)
+    for _ in range(int(AutopilotPolicy().level / 3) + 5):
+        await traffic.round(1.0)
+        assert world.replicas() == 3
+
+
 async def test_an_engine_that_reports_no_cost_is_scaled_by_its_queue_until_its_histograms_reveal_it(world):
     world.service(spec=spec(targets={}))
     engine = world.pod(1)

@@ -225,3 +225,19 @@ async def test_a_replica_is_kept_while_the_others_have_no_slots_for_its_requests
     for _ in range(40):
         await world.round()
     assert world.replicas() == 2
+
+
+async def test_clients_that_no_networkpolicy_can_name_are_said_so_and_only_then(world):
+    """The operator of this world runs outside of the cluster."""
+    named = {"networkPolicy": {"from": [{"podSelector": {}}]}}
+    world.service(spec={**VLLM, **named})
+    await world.round()
+    found = world.condition("NetworkPolicy")
+    assert (found["status"], found["reason"]) == ("False", "OperatorOutside")
+    world.settings = replace(world.settings, operator_namespace="system")
+    await world.round()
+    assert "NetworkPolicy" not in {one["type"] for one in world.status["conditions"]}
+    world.settings = replace(world.settings, operator_namespace=None)
+    world.service(spec={**SMALL, **named})
+    await world.round()
+    assert "NetworkPolicy" not in {one["type"] for one in world.status["conditions"]}

@@ -339,3 +339,19 @@ async def test_pods_that_wait_for_a_slow_image_are_not_ordered_again(world):
         await world.round()
         ordered.add(world.replicas())
     assert max(ordered) == 2
+
+
+@pytest.mark.parametrize("stretch", [1.0, 2.0])
+async def test_samples_are_stale_after_two_intervals_as_they_are_now(world, stretch):
+    world.stretch = stretch
+    world.service(spec=SMALL)
+    engine = world.pod(1)
+    for _ in range(3):
+        await world.round()
+    engine.silent = True
+    for _ in range(4):
+        await world.round()
+    assert world.condition("MetricsAvailable")["status"] == ("True" if stretch == 2.0 else "False")
+    for _ in range(4):
+        await world.round()
+    assert world.condition("MetricsAvailable")["status"] == "False"

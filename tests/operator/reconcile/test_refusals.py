@@ -1,6 +1,7 @@
 """Writes that the API server refuses stop nothing else, are reported, and are tried again."""
 
 from inflight_base.kube.errors import KubeApiError
+from inflight_operator.reconcile.execute import COSTS_PATIENCE_SECONDS
 from tests.operator.fakes import KEY
 from tests.operator.reconcile.world import SMALL
 
@@ -140,6 +141,24 @@ async def test_a_scale_down_that_is_refused_does_not_mark_pods_again_and_again(w
         await world.round()
         costs += world.api.of("cost")
     assert len(costs) <= 6
+
+
+async def test_a_scale_down_whose_marks_get_5xx_goes_on_after_a_while_and_says_so(world):
+    spec = {**SMALL, "scaling": {"behavior": {"scaleDown": {"stabilizationWindowSeconds": 5}}}}
+    world.service(spec=spec, status={"desiredReplicas": 2})
+    busy = world.pod(1)
+    world.pod(2)
+    await world.round()
+    world.api.refuse |= {pod: KubeApiError("PATCH", 503, "no") for pod in ("chat-1", "chat-2")}
+    said, waited = set(), 0.0
+    while world.replicas() == 2:
+        busy.model.add(1, 200)
+        await world.round()
+        waited += 3.0
+        assert waited < 2 * COSTS_PATIENCE_SECONDS
+        said.add(world.condition("Progressing")["message"])
+    assert waited > COSTS_PATIENCE_SECONDS
+    assert any("without the order of pods" in one for one in said)
 
 
 async def test_what_something_else_changes_as_it_is_applied_is_not_written_in_every_round(world):

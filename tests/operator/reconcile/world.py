@@ -60,6 +60,7 @@ class World:
         self.listed = {}
         self.recorder = None
         self.gateway = None
+        self.stretch = 1.0
         self.restart()
 
     def behind_gateway(self):
@@ -85,6 +86,7 @@ class World:
             self.clock,
             self.recorder,
             self.gateway,
+            lambda: self.stretch,
         )
 
     def service(self, **more):

@@ -195,6 +195,16 @@ def test_an_empty_list_of_clients_closes_the_serving_port_and_none_leaves_it_ope
     assert "from" not in serving
 
 
+def test_services_that_name_no_clients_let_those_of_the_installation_in():
+    settings = replace(SETTINGS, client_peers=({"podSelector": {"matchLabels": {"may": "ask"}}},))
+    serving = child("NetworkPolicy", make(), settings=settings)["spec"]["ingress"][0]
+    assert serving["from"] == [*settings.client_peers]
+    own = child("NetworkPolicy", make(networkPolicy={"from": [{"podSelector": {}}]}), settings=settings)
+    assert own["spec"]["ingress"][0]["from"] == [{"podSelector": {}}]
+    keyed = make(gateway={"enabled": True, "auth": {"apiKeysSecret": "keys"}})
+    assert child("NetworkPolicy", keyed, settings=settings) == child("NetworkPolicy", keyed)
+
+
 def test_an_operator_reads_metrics_on_the_serving_port_of_engines_that_have_no_other():
     plain = make(engine={"type": "vllm", "plugin": False}, networkPolicy={"from": [{"podSelector": {}}]})
     serving = child("NetworkPolicy", plain)["spec"]["ingress"][0]

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from inflight_operator.render.deployment import template_inputs
 from inflight_operator.render.pod import grace_period_seconds
 from tests.operator.render.services import CPU, EVERYTHING, SETTINGS, child, engine, make, pod
 
@@ -354,3 +355,28 @@ def test_the_pull_policy_of_the_installation_holds_for_every_engine_image():
     assert engine(make(), always)["imagePullPolicy"] == "Always"
     assert engine(make(engine={"image": "mine"}), always)["imagePullPolicy"] == "Always"
     assert "imagePullPolicy" not in engine(make())
+
+
+def test_pods_of_a_service_with_a_queue_have_its_label_and_are_replaced_when_it_changes():
+    label = "kueue.x-k8s.io/queue-name"
+    queued = make(queueName="team-gpus", template={"labels": {label: "other"}})
+    assert pod(queued)["metadata"]["labels"][label] == "team-gpus"
+    assert pod(make(template={"labels": {label: "other"}}))["metadata"]["labels"][label] == "other"
+    assert label not in child("Deployment", queued)["spec"]["selector"]["matchLabels"]
+    digests = {template_inputs(make(**spec).spec) for spec in ({}, {"queueName": "a"}, {"queueName": "b"})}
+    assert len(digests) == 3
+
+
+@pytest.mark.parametrize("kind", [{}, {"type": "vllm"}])
+def test_claimed_devices_take_the_place_of_the_accelerators_in_the_requests(kind):
+    claims = [
+        {"name": "gpus", "resourceClaimTemplateName": "two-of-one-node"},
+        {"name": "nic", "resourceClaimName": "shared"},
+    ]
+    service = make(accelerator={"count": 2}, engine=kind, template={"resourceClaims": claims})
+    assert pod(service)["spec"]["resourceClaims"] == claims
+    resources = engine(service)["resources"]
+    assert resources["claims"] == [{"name": "gpus"}, {"name": "nic"}]
+    assert not [name for part in ("requests", "limits") for name in resources.get(part, {}) if "/" in name]
+    assert resources["requests"]["cpu"]
+    assert engine(service)["command"] == engine(make(accelerator={"count": 2}, engine=kind))["command"]

@@ -18,13 +18,16 @@ class NaiveReplica:
     def __init__(self, config, number):
         model = config.replica
         self.cost, self.size, self.limits = model.cost, model.block_size, config.limits
-        self.free = model.kv_tokens // model.block_size
+        self.free = self.num_blocks = model.kv_tokens // model.block_size
         self.headroom = int(model.kv_headroom * self.free)
         self.noise = Noise(model.noise, (config.seed, number))
         self.waiting, self.resumed, self.running = [], [], []
         self.now, self.end = 0.0, None
         self.first, self.ended = {}, {}
         self.preemptions = 0
+        self.refused = {}
+        """By number of a request that was next and did not fit: since when, blocks free then, and starts so far."""
+        self.starts = 0
 
     @property
     def outstanding(self):
@@ -83,15 +86,14 @@ class NaiveReplica:
             if not one.decodes:
                 chunk(one)
         while not preempted and budget and len(self.running) < self.limits.max_num_seqs:
-            queue = self.resumed or self.waiting
-            if not queue:
+            one = self.next()
+            if one is None:
                 break
-            need = ceil(queue[0].known / self.size)
-            if need + (self.headroom if self.running else 0) > self.free:
-                break
-            one = queue.pop(0)
-            one.blocks = need
-            self.free -= need
+            (self.resumed if one in self.resumed else self.waiting).remove(one)
+            one.blocks, one.start = self.need(one), self.starts
+            self.starts += 1
+            self.refused.pop(one.number, None)
+            self.free -= one.blocks
             self.running.append(one)
             chunk(one)
         self.decoding = decodes
@@ -103,6 +105,32 @@ class NaiveReplica:
         )
         self.end = self.now + self.cost.seconds(work) * float(self.noise.ahead(1)[0])
         self.noise.use(1)
+
+    def need(self, one):
+        return ceil(one.known / self.size)
+
+    def fits(self, one):
+        return self.need(one) + (self.headroom if self.running else 0) <= self.free
+
+    def next(self):
+        """Who starts: the first; where that does not fit, the first new one of the four behind it that may pass."""
+        queue = self.resumed or self.waiting
+        if not queue:
+            return None
+        first = queue[0]
+        if self.fits(first):
+            return first
+        since, room, starts = self.refused.setdefault(first.number, (self.now, self.free, self.starts))
+        if self.resumed:
+            return None
+        left = self.num_blocks - self.headroom - self.need(first)
+        beside = sum(one.blocks for one in self.running if ceil(one.prompt / self.size) <= left)
+        started = sum(one.blocks for one in self.running if one.start >= starts)
+        for one in queue[1:5]:
+            in_time = self.now < since + 10 and started + self.need(one) <= room
+            if (in_time or beside + self.need(one) <= left) and self.fits(one):
+                return one
+        return None
 
     def finish(self):
         self.now, self.end = self.end, None

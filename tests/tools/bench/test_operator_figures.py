@@ -2,18 +2,25 @@
 
 import dataclasses
 import json
+import math
 import re
+from types import SimpleNamespace
 
 import pytest
 
+from inflight_base.kube.changes import Changes
 from inflight_base.manifest.keys import ServiceKey
+from inflight_operator.api.resolve import rolling_update
 from inflight_operator.api.types import InferenceService
 from tools.bench.operator import fleet, options
-from tools.bench.operator.figures import Delays, Failover, Report, SetUp, lines, phase_figures
-from tools.bench.operator.plane import OPERATOR_USER, audit_policy, nodes
+from tools.bench.operator.changes import Moves, Pace
+from tools.bench.operator.figures import Delays, Failover, Finding, Report, SetUp, lines, phase_figures
+from tools.bench.operator.operators import NEXT_ENGINE_IMAGE
+from tools.bench.operator.plane import OPERATOR_USER, SECOND_USER, audit_policy, nodes
 from tools.bench.operator.readings import (
     AuditLog,
     Reading,
+    longest_unrenewed,
     parse_call,
     parse_values,
     writes_by_kind,
@@ -31,9 +38,15 @@ def test_values_are_by_name_and_label():
     assert parse_values(text) == {("a_total", "done"): 3.0, ("b", ""): 1.0}
 
 
-def event(verb, resource, code=200, **more):
+def event(verb, resource, code=200, second=0, **more):
     return json.dumps(
-        {"verb": verb, "objectRef": {"resource": resource, "name": "x", **more}, "responseStatus": {"code": code}}
+        {
+            "verb": verb,
+            "user": {"username": "inflight-operator"},
+            "objectRef": {"resource": resource, "namespace": "team-000", "name": "x", **more},
+            "responseStatus": {"code": code},
+            "stageTimestamp": f"2026-11-23T08:00:{second:02}.250000Z",
+        }
     )
 
 
@@ -46,7 +59,7 @@ def test_writes_are_counted_by_verb_and_resource_and_refused_ones_apart():
             event("patch", "inferenceservices", subresource="status"),
             event("patch", "inferenceservices", subresource="status"),
             event("list", "pods"),
-            json.dumps({"verb": "get", "requestURI": "/apis"}),
+            json.dumps({**json.loads(event("get", "-")), "objectRef": {}, "requestURI": "/apis"}),
         )
     ]
     assert writes_by_kind(calls) == {
@@ -68,6 +81,13 @@ def test_a_line_of_the_audit_log_that_is_not_whole_yet_is_read_the_next_time(tmp
     assert log.new_calls() == []
 
 
+def test_the_longest_time_without_a_renewal_leaves_out_those_that_were_refused():
+    lines = [event("update", "leases", code, second) for code, second in ((200, 1), (200, 3), (409, 5), (200, 8))]
+    calls = [parse_call(line) for line in (*lines, event("get", "leases", second=9), event("patch", "pods", second=30))]
+    assert longest_unrenewed(calls) == 5
+    assert longest_unrenewed(calls[:1]) is None
+
+
 def reading(time, cpu, done, scrapes, pages):
     values = {
         ("inflight_operator_reconcile_total", "done"): done,
@@ -79,9 +99,10 @@ def reading(time, cpu, done, scrapes, pages):
 
 @pytest.fixture
 def figures():
-    writes = {"update leases": 5, "patch deployments": 20}
+    writes = [event("update", "leases", second=2 * n) for n in range(5)] + [event("patch", "deployments")] * 20
+    calls = [parse_call(line) for line in writes]
     before, after = reading(100.0, 10.0, 50.0, 100.0, 1000), reading(110.0, 15.0, 150.0, 600.0, 1500)
-    return phase_figures("load", before, after, Memory(200_000_000, 250_000_000), writes, Delays.of([2.0, 4.0]))
+    return phase_figures("load", before, after, Memory(200_000_000, 250_000_000), calls, Delays.of([2.0, 4.0]))
 
 
 def test_a_phase_is_the_difference_of_two_readings_per_second(figures):
@@ -93,6 +114,7 @@ def test_a_phase_is_the_difference_of_two_readings_per_second(figures):
     assert figures.scrapes == {"sample": 50}
     assert figures.writes == {"patch deployments": 2.0, "update leases": 0.5}
     assert figures.writes_but_leases == 2.0
+    assert figures.unrenewed == 2
 
 
 @pytest.fixture
@@ -117,7 +139,47 @@ def test_the_table_has_a_column_for_each_phase_and_the_goals(report):
     assert table["jump to replicas, p99, s"] == ["10", "4.0", "-"]
     assert table["jumps / without a write"] == ["2 / 0", "-"]
     assert table["API writes / s, Leases left out"][-2:] == ["2.00", "2.00"]
+    assert table["longest without renewal of the Lease, s"] == ["10", "2.0", "2.0"]
     assert any("has written the last replicas" in line and line.endswith(" -") for line in text)
+
+
+def test_a_finding_that_misses_a_bound_is_marked_and_named(report):
+    findings = [
+        Finding("rollout", "seconds", 120.5, most=110),
+        Finding("rollout", "fewest Ready", 300, least=300),
+        Finding("rollout", "waves", 12.05),
+        Finding("classes", "writes", 0, most=0, least=0),
+        Finding("upgrade", "never seen", math.inf, most=10),
+        Finding("upgrade", "not computable", math.nan, most=10),
+    ]
+    report = dataclasses.replace(report, findings=findings)
+    text = list(lines(report))[-6:]
+    assert [line.split()[-1] == "MISSED" for line in text] == [True, False, False, False, True, True]
+    assert "120.5  at most 110" in text[0]
+    assert report.missed == ["rollout: seconds", "upgrade: never seen", "upgrade: not computable"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "replicas", "waves", "fewest"),
+    [
+        ("SurgeFirst", 300, 10, 300),
+        ("SurgeFirst", 5, 5, 5),
+        ("SurgeFirst", 15, 8, 15),
+        ("ReleaseFirst", 300, 10, 270),
+        ("ReleaseFirst", 5, 5, 4),
+        ("ReleaseFirst", 15, 15, 14),
+    ],
+)
+def test_a_tenth_at_a_time_is_rounded_up_for_additional_pods_and_down_for_missing_ones(
+    strategy, replicas, waves, fewest
+):
+    pace = Pace.of(strategy, replicas)
+    assert (pace.waves, pace.fewest_ready) == (waves, fewest)
+    body = fleet.service(ServiceKey("team-000", "model-0000"), replicas)
+    body["spec"]["rollout"] = pace.rollout
+    body["metadata"]["uid"] = "uid"
+    bounds = rolling_update(InferenceService.from_dict(body).spec.rollout)
+    assert (bounds.max_surge, bounds.max_unavailable) == (pace.rollout["maxSurge"], pace.rollout["maxUnavailable"])
 
 
 def test_the_report_is_json(report):
@@ -149,6 +211,72 @@ def test_a_pod_is_read_at_every_stage_of_its_start(status, address, ready):
     assert pod == fleet.Pod("u", ServiceKey("team-000", "model-0001"), address, ready)
 
 
+def test_a_pod_that_is_being_deleted_is_not_ready():
+    labels = {"inflight.dev/service": "model-0001"}
+    metadata = {"uid": "u", "namespace": "team-000", "labels": labels, "deletionTimestamp": "2026-11-23T08:00:00Z"}
+    assert not fleet.pod({"metadata": metadata, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}).ready
+
+
+KEYS = fleet.keys(3)
+
+
+def deployment(key, image, *, total=2, updated=2, available=2, generation=1):
+    return {
+        "metadata": {
+            "namespace": key.namespace,
+            "name": key.name,
+            "labels": {"inflight.dev/service": key.name},
+            "generation": generation,
+        },
+        "spec": {"replicas": 2, "template": {"spec": {"containers": [{"name": "engine", "image": image}]}}},
+        "status": {
+            "observedGeneration": 1,
+            "replicas": total,
+            "updatedReplicas": updated,
+            "availableReplicas": available,
+        },
+    }
+
+
+@pytest.mark.parametrize("more", [{"total": 3}, {"updated": 1}, {"available": 1}, {"generation": 2}])
+def test_a_deployment_is_complete_once_all_its_pods_are_new_and_available(more):
+    assert fleet.deployed(deployment(KEYS[0], "a")).complete
+    assert not fleet.deployed(deployment(KEYS[0], "a", **more)).complete
+
+
+def test_moves_are_counted_at_each_event_and_each_service_once():
+    seen = {}
+    moves = Moves(SimpleNamespace(deployed=seen.get))
+
+    def event(key, image, **more):
+        seen[key] = fleet.deployed(deployment(key, image, **more))
+        moves.changed(key)
+
+    first, second, third = KEYS
+    event(first, "old", updated=0)
+    event(first, NEXT_ENGINE_IMAGE, updated=0)
+    event(second, NEXT_ENGINE_IMAGE, updated=0)
+    event(first, NEXT_ENGINE_IMAGE)
+    event(third, NEXT_ENGINE_IMAGE, updated=1)
+    event(first, NEXT_ENGINE_IMAGE, total=3)  # scaled up since
+    assert (moves.most, moves.moving, set(moves.done)) == (2, {second, third}, {first})
+
+
+async def test_a_service_is_awaited_from_no_deployment_to_its_first_and_each_event_is_observed():
+    watched, observed = fleet.Fleet(None, None), []
+    key = KEYS[0]
+    written = watched.next_scale_up(key)
+    given_up = watched.next_scale_up(KEYS[1])
+    given_up.cancel()
+    with watched.observed(observed.append):
+        for one in KEYS[:2]:
+            watched._deployments_changed(Changes({one: deployment(one, "a")}, "1"))
+    watched._deployments_changed(Changes({key: None}, "2"))
+    assert written.done()
+    assert observed == list(KEYS[:2])
+    assert watched.deployed(key) is None
+
+
 def test_there_are_nodes_for_twice_the_pods():
     assert len(nodes(5000)) == 10
     assert len(nodes(1)) == 1
@@ -156,7 +284,7 @@ def test_there_are_nodes_for_twice_the_pods():
 
 def test_the_audit_log_holds_the_operators_requests_alone():
     rules = audit_policy()["rules"]
-    assert rules == [{"level": "Metadata", "users": [OPERATOR_USER]}, {"level": "None"}]
+    assert rules == [{"level": "Metadata", "users": [OPERATOR_USER, SECOND_USER]}, {"level": "None"}]
 
 
 def test_pods_are_those_of_all_services():

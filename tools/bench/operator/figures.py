@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tools.bench.operator.readings import Reading, Values
+from tools.bench.operator.readings import Call, Reading, Values, longest_unrenewed, writes_by_kind
 from tools.measure.processes import Memory
 from tools.measure.report import percentile, table
 
 GOAL_CORES = 1.0
 GOAL_MEMORY = 300e6
+GOAL_RENEWAL = 10.0
+"""Seconds without a renewal after which a leader ends: `inflight_operator.leader.RENEW_DEADLINE_SECONDS`."""
 GOAL_INTERVALS = 2
 """Scrape intervals within which the p99 of replicas is written after a jump."""
 
@@ -57,7 +59,8 @@ class PhaseFigures:
         pages: metrics pages that the fake engines answered: scrapes that were of use, counted from outside.
         scrapes: scrapes by result, as the operator counts them; empty where it does not.
         writes: API writes of the operator, by verb and resource.
-        delays: delays after a queue jumped; None: no queue jumped.
+        unrenewed: longest time in seconds between two renewals of the Lease; None: not seen.
+        delays: delays after a queue jumped or a service was created; None: none was.
     """
 
     name: str
@@ -71,6 +74,7 @@ class PhaseFigures:
     pages: float
     scrapes: Mapping[str, float]
     writes: Mapping[str, float]
+    unrenewed: float | None
     delays: Delays | None
 
     @property
@@ -83,10 +87,10 @@ def phase_figures(
     before: Reading,
     after: Reading,
     memory: Memory,
-    writes: Mapping[str, int],
+    calls: Sequence[Call],
     delays: Delays | None,
 ) -> PhaseFigures:
-    """The differences between two readings as rates."""
+    """The differences between two readings as rates. `calls` are the operator's in between."""
     seconds = after.time - before.time
 
     def rate(metric: str, label: str = "") -> float:
@@ -106,7 +110,8 @@ def phase_figures(
         mean_round=busy / sum(rounds) if sum(rounds) else None,
         pages=(after.pages - before.pages) / seconds,
         scrapes={label: rate("inflight_operator_scrapes_total", label) for label in labels},
-        writes={call: count / seconds for call, count in sorted(writes.items())},
+        writes={call: count / seconds for call, count in sorted(writes_by_kind(calls).items())},
+        unrenewed=longest_unrenewed(calls),
         delays=delays,
     )
 
@@ -132,6 +137,34 @@ class Failover:
     all_rounds: float | None
     first_write: float | None
     last_write: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A figure that a phase shows.
+
+    Attributes:
+        phase: name of the phase.
+        what: of what, with its unit.
+        most, least: bounds that it keeps; None: no bound.
+    """
+
+    phase: str
+    what: str
+    value: float
+    most: float | None = None
+    least: float | None = None
+
+    @property
+    def met(self) -> bool:
+        return (self.most is None or self.value <= self.most) and (self.least is None or self.value >= self.least)
+
+    @property
+    def goal(self) -> str:
+        if self.most is not None and self.most == self.least:
+            return f"{self.most:g}"
+        bounds = (("at least", self.least), ("at most", self.most))
+        return " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +197,13 @@ class Report:
     set_up: SetUp
     phases: Sequence[PhaseFigures]
     failover: Failover | None
+    findings: Sequence[Finding] = ()
     failure: str = ""
+
+    @property
+    def missed(self) -> list[str]:
+        """Names of findings that did not keep their bounds."""
+        return [f"{one.phase}: {one.what}" for one in self.findings if not one.met]
 
 
 def lines(report: Report) -> Iterator[str]:
@@ -183,6 +222,12 @@ def lines(report: Report) -> Iterator[str]:
     if report.failover is not None:
         yield ""
         yield from _failover_lines(report.failover)
+    if report.findings:
+        yield ""
+        rows = [
+            [one.phase, one.what, f"{one.value:.4g}", one.goal, "" if one.met else "MISSED"] for one in report.findings
+        ]
+        yield from table([["", "", "", "goal", ""], *rows], "<<><")
 
 
 def _phase_table(report: Report) -> list[str]:
@@ -199,6 +244,7 @@ def _phase_table(report: Report) -> list[str]:
         ("jump to replicas, p99, s", f"{GOAL_INTERVALS * report.interval:g}", lambda one: _delay(one, "p99")),
         ("jump to replicas, longest, s", "", lambda one: _delay(one, "longest")),
         ("jumps / without a write", "", _jumps),
+        ("longest without renewal of the Lease, s", f"{GOAL_RENEWAL:g}", lambda one: _number(one.unrenewed)),
         ("API writes / s, Leases left out", "0 at rest", lambda one: f"{one.writes_but_leases:.2f}"),
     ]
     for result in sorted({result for one in phases for result in one.scrapes}):

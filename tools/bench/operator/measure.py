@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import monotonic
 
@@ -24,14 +24,14 @@ from inflight_base.kube.client import KubeApi
 from inflight_base.kube.connect import load_configuration
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.manifest.keys import ServiceKey
-from tools.bench.operator import fleet, options
+from tools.bench.operator import changes, fleet, options
 from tools.bench.operator.engines import engine_process
-from tools.bench.operator.figures import Failover, PhaseFigures, Report, SetUp, lines
+from tools.bench.operator.figures import Failover, Finding, PhaseFigures, Report, SetUp, lines
 from tools.bench.operator.fleet import Fleet
-from tools.bench.operator.operators import NAMESPACE, Operator, Operators
-from tools.bench.operator.options import PHASES
+from tools.bench.operator.operators import LEADER, NAMESPACE, SECOND, SECOND_NAMESPACE, STANDBY, Operator, Operators
+from tools.bench.operator.options import MORE_PHASES, PHASES
 from tools.bench.operator.phases import QUIET_SECONDS, Bench
-from tools.bench.operator.plane import OPERATOR_USER, Plane, nodes, plane
+from tools.bench.operator.plane import OPERATOR_USER, SECOND_USER, Plane, nodes, plane
 from tools.bench.operator.readings import AuditLog
 from tools.localcluster import ClusterError
 from tools.localcluster.programs import kubectl_program
@@ -41,13 +41,13 @@ from tools.measure.report import cpu_model, write_json
 CREATION_PATIENCE = 1800.0
 SHOWN_EVERY = 10.0
 MAX_RESTARTS = 5
-LEADER, STANDBY = 0, 1
 CONTROL_PLANE = ("kube-apiserver", "etcd", "kube-controller-manager", "kube-scheduler", "kwok")
 
 
 async def measure(chosen: argparse.Namespace, running: Plane, progress: Progress) -> Report:
     """Creates the fleet with an operator at work, then goes through the phases."""
     operators = Operators(running.processes, running.operator_kubeconfig, chosen.interval)
+    second = replace(operators, kubeconfig=running.second_kubeconfig, namespace=SECOND_NAMESPACE)
     _prepare(running.admin_kubeconfig, chosen)
     async with (
         client.ApiClient(await load_configuration(str(running.admin_kubeconfig))) as connection,
@@ -59,10 +59,12 @@ async def measure(chosen: argparse.Namespace, running: Plane, progress: Progress
         seen = Fleet(api, engines)
         async with _in_background(seen):
             with ExitStack() as stack:
-                for number in (LEADER, STANDBY):
+                for number in (LEADER, STANDBY, SECOND):
                     stack.callback(operators.stop, number)
                 bench = Bench(
                     chosen,
+                    api,
+                    running.admin_kubeconfig,
                     services,
                     seen,
                     engines,
@@ -73,17 +75,19 @@ async def measure(chosen: argparse.Namespace, running: Plane, progress: Progress
                     progress,
                 )
                 operator, set_up = await _create(bench, api)
-                phases, failover, failure = await _phases(bench, operator)
+                phases, failover, findings, failure = await _phases(bench, second, operator)
     machine = f"{cpu_model()}, {os.cpu_count()} cores for everything, Python {platform.python_version()}"
-    return Report(machine, chosen.services, chosen.pods, chosen.interval, set_up, phases, failover, failure)
+    return Report(machine, chosen.services, chosen.pods, chosen.interval, set_up, phases, failover, findings, failure)
 
 
-async def _phases(bench: Bench, operator: Operator) -> tuple[list[PhaseFigures], Failover | None, str]:
+async def _phases(
+    bench: Bench, second: Operators, operator: Operator
+) -> tuple[list[PhaseFigures], Failover | None, list[Finding], str]:
     """Measures the phases; returns their figures, and why the rest was not measured."""
     done: list[PhaseFigures] = []
-    failover = None
+    failover, findings = None, list[Finding]()
     try:
-        for name in (each for each in PHASES if each in bench.options.phases):
+        for name in (each for each in (*PHASES, *MORE_PHASES) if each in bench.options.phases):
             match name:
                 case "rest":
                     done.append(await bench.rest(operator))
@@ -93,10 +97,21 @@ async def _phases(bench: Bench, operator: Operator) -> tuple[list[PhaseFigures],
                     done.append(await bench.hung(operator))
                 case "leader":
                     bench.progress("phase leader: starting an operator that stands by")
-                    failover = await bench.leader(operator, bench.operators.start(STANDBY))
-    except (ClusterError, RuntimeError) as error:
-        return done, failover, str(error)
-    return done, failover, ""
+                    standby = bench.operators.start(STANDBY)
+                    failover, operator = await bench.leader(operator, standby), standby
+                case "burst":
+                    done.append(await bench.burst(operator))
+                case "create":
+                    done.append(await bench.create(operator))
+                case "rollout":
+                    findings += await changes.rollout(bench)
+                case "upgrade":
+                    findings += await changes.upgrade(bench)
+                case "classes":
+                    findings += await changes.classes(bench, second)
+    except (ClusterError, KubeApiError, RuntimeError) as error:
+        return done, failover, findings, str(error)
+    return done, failover, findings, ""
 
 
 def _prepare(kubeconfig: Path, chosen: argparse.Namespace) -> None:
@@ -106,9 +121,13 @@ def _prepare(kubeconfig: Path, chosen: argparse.Namespace) -> None:
         "kind": "ClusterRoleBinding",
         "metadata": {"name": OPERATOR_USER},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": OPERATOR_USER}],
+        "subjects": [
+            {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}
+            for user in (OPERATOR_USER, SECOND_USER)
+        ],
     }
-    namespaces = fleet.with_namespaces([*fleet.keys(chosen.services), ServiceKey(NAMESPACE, "")])
+    own = (NAMESPACE, SECOND_NAMESPACE)
+    namespaces = fleet.with_namespaces([*fleet.keys(chosen.services), *(ServiceKey(name, "") for name in own)])
     items = {"apiVersion": "v1", "kind": "List", "items": [*namespaces, binding, *nodes(chosen.pods)]}
     kubectl_program.run(kubeconfig, ("create", "-f", str(fleet.CRD_FILE)))
     kubectl_program.run(kubeconfig, ("create", "-f", "-"), json.dumps(items))
@@ -195,10 +214,10 @@ def main() -> int:
         return 130
     print("\n" + "\n".join(lines(report)))
     write_json(chosen.json, asdict(report))
-    if report.failure:
-        print(f"error: {report.failure}", file=sys.stderr)
-        return 1
-    return 0
+    problems = [*filter(None, [report.failure]), *(f"{one}: goal missed" for one in report.missed)]
+    for problem in problems:
+        print(f"error: {problem}", file=sys.stderr)
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

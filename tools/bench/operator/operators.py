@@ -9,10 +9,12 @@ from pathlib import Path
 from tools.localcluster import ClusterError
 from tools.localcluster.process import Processes, Program, tail
 
-NAMESPACE = "inflight-system"
-"""Namespace of the Lease and of the operator's own Secrets."""
-ENGINE_IMAGE = "localhost/inflight-engine:fake"
+NAMESPACE, SECOND_NAMESPACE = "inflight-system", "second-system"
+"""Namespaces of the two installations."""
+ENGINE_IMAGE, NEXT_ENGINE_IMAGE = "localhost/inflight-engine:fake", "localhost/inflight-engine:next"
 FIRST_PORT = 8080
+LEADER, STANDBY, SECOND = 0, 1, 2
+"""Numbers of the operators; the last is that of the second installation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +26,22 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class Operators:
-    """Starts operators that take part in one election."""
+    """Starts operators that take part in one election.
+
+    Attributes:
+        namespace: of the Lease and of the operators' own Secrets.
+    """
 
     processes: Processes
     kubeconfig: Path
     interval: float
+    namespace: str = NAMESPACE
 
-    def start(self, number: int) -> Operator:
+    def start(self, number: int, *flags: str) -> Operator:
         """Starts operator `number`, also where an earlier one of that number has ended.
+
+        Args:
+            flags: further ones, which override the usual.
 
         Raises:
             ClusterError: it ended at once; the message has the end of its log.
@@ -44,8 +54,9 @@ class Operators:
             *("--engine-image", ENGINE_IMAGE),
             *("--interval", f"{self.interval:g}"),
             *("--metrics-port", str(port)),
+            *flags,
         )
-        self.processes.ensure(Program(name, command, {"POD_NAME": name, "POD_NAMESPACE": NAMESPACE}))
+        self.processes.ensure(Program(name, command, {"POD_NAME": name, "POD_NAMESPACE": self.namespace}))
         record = self.processes.running(name)
         if record is None:
             raise self.ended(name)

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import random
 import signal
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from time import monotonic
 
 import aiohttp
 
+from inflight_base.kube.client import KubeApi
 from inflight_base.manifest.keys import ServiceKey
+from tools.bench.operator import fleet
 from tools.bench.operator.engines import EngineProcess
 from tools.bench.operator.figures import Delays, Failover, PhaseFigures, phase_figures
 from tools.bench.operator.fleet import Fleet
-from tools.bench.operator.operators import Operator, Operators
+from tools.bench.operator.operators import LEADER, STANDBY, Operator, Operators
 from tools.bench.operator.readings import AuditLog, Reading, Values, operator_values, writes_by_kind
+from tools.localcluster.programs import kubectl_program
 from tools.localcluster.progress import Progress
 from tools.measure.processes import forget_peak, machine_cpu, process_cpu, process_memory
 
@@ -28,6 +33,8 @@ JUMP_REQUESTS = 40
 PATIENCE = 60.0
 """Seconds after a jump in which the write of replicas is waited for."""
 FAILOVER_PATIENCE = 120.0
+BURST = 30.0
+"""Seconds in which all changes of the phases burst and create begin."""
 QUIET_SECONDS = 10.0
 """Seconds without a write but of the Lease, after which the operator has settled."""
 STANDBY_CORES = 0.2
@@ -39,10 +46,14 @@ class Bench:
     """Dependencies of the phases.
 
     Attributes:
+        api: for what users do.
+        kubeconfig: the administrator's.
         others: pids of all other processes whose CPU is reported, by name.
     """
 
     options: argparse.Namespace
+    api: KubeApi
+    kubeconfig: Path
     services: Sequence[ServiceKey]
     fleet: Fleet
     engines: EngineProcess
@@ -70,6 +81,12 @@ class Bench:
                 return last
         return None
 
+    def restart(self, *flags: str) -> None:
+        """Ends the operators of the first installation and starts one with further flags."""
+        for number in (LEADER, STANDBY):
+            self.operators.stop(number)
+        self.operators.start(LEADER, *flags)
+
     def audit_writes(self) -> Counter[str]:
         """Writes since the last call, without those of Leases."""
         writes = writes_by_kind(self.audit.new_calls())
@@ -81,8 +98,24 @@ class Bench:
 
     async def load(self, operator: Operator, name: str = "load") -> PhaseFigures:
         """Queues jump, spread over the phase."""
+        chosen, span = self._next_services(), max(1.0, self.options.seconds - 3 * self.options.interval)
+        return await self._watched(name, operator, lambda: self._spread(chosen, span, self._jump))
+
+    async def burst(self, operator: Operator) -> PhaseFigures:
+        """Queues jump, all within `BURST` seconds."""
         chosen = self._next_services()
-        return await self._watched(name, operator, lambda: self._jumps(chosen))
+        return await self._watched("burst", operator, lambda: self._spread(chosen, BURST, self._jump))
+
+    async def create(self, operator: Operator) -> PhaseFigures:
+        """Creates a new service for each ten, all within `BURST` seconds."""
+        chosen = fleet.keys(max(1, len(self.services) // 10), first=len(self.services))
+        self.namespaces(chosen)
+        return await self._watched("create", operator, lambda: self._spread(chosen, BURST, self._creation))
+
+    def namespaces(self, services: list[ServiceKey]) -> None:
+        """Creates the namespaces of `services` that are missing."""
+        items = {"apiVersion": "v1", "kind": "List", "items": list(fleet.with_namespaces(services))}
+        kubectl_program.run(self.kubeconfig, ("apply", "-f", "-"), json.dumps(items))
 
     async def hung(self, operator: Operator) -> PhaseFigures:
         """Measures a phase in which one pod in ten never answers."""
@@ -106,7 +139,7 @@ class Bench:
         start = monotonic()
         os.kill(killed.pid, signal.SIGKILL)
         for key in chosen:
-            await self.engines.waiting(JUMP_REQUESTS, self.fleet.addresses(key))
+            await self._jump(key)
         self.progress(f"leader killed, {len(chosen)} queues jumped")
 
         def has_rounds(count: int) -> Callable[[Values], bool]:
@@ -153,8 +186,7 @@ class Bench:
         before = await self._reading(operator)
         delays = await during()
         after = await self._reading(operator)
-        writes = writes_by_kind(self.audit.new_calls())
-        return phase_figures(name, before, after, process_memory(operator.pid), writes, delays)
+        return phase_figures(name, before, after, process_memory(operator.pid), self.audit.new_calls(), delays)
 
     async def _nothing(self) -> None:
         await asyncio.sleep(self.options.seconds)
@@ -165,14 +197,17 @@ class Bench:
         chosen, self._unused = self._unused[:count], self._unused[count:]
         return chosen
 
-    async def _jumps(self, chosen: Sequence[ServiceKey]) -> Delays:
-        """Makes each queue jump at a moment of its own, early enough to be seen before the phase ends."""
-        start, span = monotonic(), max(1.0, self.options.seconds - 3 * self.options.interval)
+    async def _spread(
+        self, chosen: Sequence[ServiceKey], span: float, change: Callable[[ServiceKey], Awaitable[object]]
+    ) -> Delays:
+        """Changes each service at a moment of its own in the first `span` seconds; its queue is empty again
+        once its replicas are written."""
+        start = monotonic()
 
-        async def jump(key: ServiceKey, after: float) -> float | None:
+        async def written_after(key: ServiceKey, after: float) -> float | None:
             await asyncio.sleep(after)
             written, begin = self.fleet.next_scale_up(key), monotonic()
-            await self.engines.waiting(JUMP_REQUESTS, self.fleet.addresses(key))
+            await change(key)
             try:
                 return await asyncio.wait_for(written, PATIENCE) - begin
             except TimeoutError:
@@ -180,9 +215,15 @@ class Bench:
             finally:
                 await self.engines.waiting(0, self.fleet.addresses(key))
 
-        seconds = await asyncio.gather(*(jump(key, self._random.uniform(0, span)) for key in chosen))
+        seconds = await asyncio.gather(*(written_after(key, self._random.uniform(0, span)) for key in chosen))
         await asyncio.sleep(max(0.0, start + self.options.seconds - monotonic()))
         return Delays.of(seconds)
+
+    async def _jump(self, key: ServiceKey) -> None:
+        await self.engines.waiting(JUMP_REQUESTS, self.fleet.addresses(key))
+
+    async def _creation(self, key: ServiceKey) -> None:
+        await self.api.create(fleet.service(key, self.options.pods_per_service))
 
     async def _reading(self, operator: Operator) -> Reading:
         """Raises ClusterError when the operator has ended, RuntimeError when it does not answer for a minute."""

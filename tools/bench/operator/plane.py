@@ -22,7 +22,8 @@ from tools.localcluster.progress import Progress, step
 
 PARTS = (goparts.ETCD, goparts.APISERVER, goparts.NODE, goparts.KWOK)
 NETWORK = Network(pods="10.128.0.0/14", services="10.96.0.0/16")
-OPERATOR_USER = "inflight-operator"
+OPERATOR_USER, SECOND_USER = "inflight-operator", "second-operator"
+"""Users of the two installations' operators."""
 PODS_PER_NODE = 1000
 
 _STAGES = Path(__file__).with_name("kwok.yaml")
@@ -32,8 +33,8 @@ _LEAVES = (
     Leaf("controller-manager", "system:kube-controller-manager"),
     Leaf("scheduler", "system:kube-scheduler"),
     Leaf("kwok", "kwok", organization="system:masters"),
-    # In the group of service accounts, so that the API server's flow control treats it as the operator in a pod.
-    Leaf("operator", OPERATOR_USER, organization="system:serviceaccounts"),
+    # In the group of service accounts, so that the API server's flow control treats them as operators in pods.
+    *(Leaf(user, user, organization="system:serviceaccounts") for user in (OPERATOR_USER, SECOND_USER)),
 )
 _MANY_CALLS = ("--kube-api-qps=1000", "--kube-api-burst=2000")
 
@@ -43,24 +44,25 @@ class Plane:
     """A running control plane.
 
     Attributes:
-        operator_kubeconfig: kubeconfig of the operator's own user, whose requests alone are in the audit log.
+        operator_kubeconfig, second_kubeconfig: of the operators' own users, whose requests alone are in the audit log.
         audit_log: file with a JSON object a line, see https://kubernetes.io/docs/tasks/debug/debug-cluster/audit/.
         processes: its processes; others can be added.
     """
 
     admin_kubeconfig: Path
     operator_kubeconfig: Path
+    second_kubeconfig: Path
     audit_log: Path
     processes: Processes
 
 
 def audit_policy() -> dict[str, Any]:
-    """Audit policy: metadata of the operator's own requests only."""
+    """Audit policy: metadata of the operators' own requests only."""
     return {
         "apiVersion": "audit.k8s.io/v1",
         "kind": "Policy",
         "omitStages": ["RequestReceived"],
-        "rules": [{"level": "Metadata", "users": [OPERATOR_USER]}, {"level": "None"}],
+        "rules": [{"level": "Metadata", "users": [OPERATOR_USER, SECOND_USER]}, {"level": "None"}],
     }
 
 
@@ -84,8 +86,8 @@ def plane(folder: Path, progress: Progress) -> Iterator[Plane]:
     certificates.ensure(api.pki, _LEAVES)
     policy, audit_log = folder / "audit-policy.json", folder / "audit.log"
     policy.write_text(json.dumps(audit_policy()))
-    for user in ("admin", "controller-manager", "scheduler", "kwok", "operator"):
-        certificates.write_kubeconfig(api.pki, user, api.server)
+    users = ("admin", "controller-manager", "scheduler", "kwok", OPERATOR_USER, SECOND_USER)
+    configs = {user: certificates.write_kubeconfig(api.pki, user, api.server) for user in users}
     processes = Processes(layout.Layout(folder))
     audited = (
         f"--audit-policy-file={policy}",
@@ -117,7 +119,7 @@ def plane(folder: Path, progress: Progress) -> Iterator[Plane]:
             for program in programs:
                 started.append(program.name)
                 processes.ensure(program)
-        yield Plane(api.pki / "admin.kubeconfig", api.pki / "operator.kubeconfig", audit_log, processes)
+        yield Plane(configs["admin"], configs[OPERATOR_USER], configs[SECOND_USER], audit_log, processes)
     finally:
         for name in reversed(started):
             processes.stop(name, grace_seconds=2)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from time import monotonic
 
@@ -51,12 +54,22 @@ async def operator_values(http: aiohttp.ClientSession, port: int) -> Values:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request of the operator, from the audit log."""
+    """A request of an operator, from the audit log.
+
+    Attributes:
+        user: who sent it.
+        namespace, name: of the object; empty where it has none.
+        code: HTTP status of the answer.
+        time: of the answer, in seconds since the epoch.
+    """
 
     verb: str
     resource: str
+    user: str
+    namespace: str
     name: str
     code: int
+    time: float
 
     @property
     def is_write(self) -> bool:
@@ -68,7 +81,15 @@ def parse_call(line: str) -> Call:
     event = json.loads(line)
     reference = event.get("objectRef", {})
     resource = "/".join(part for part in (reference.get("resource", "-"), reference.get("subresource")) if part)
-    return Call(event["verb"], resource, reference.get("name", ""), event.get("responseStatus", {}).get("code", 0))
+    return Call(
+        event["verb"],
+        resource,
+        event["user"]["username"],
+        reference.get("namespace", ""),
+        reference.get("name", ""),
+        event.get("responseStatus", {}).get("code", 0),
+        datetime.fromisoformat(event["stageTimestamp"]).timestamp(),
+    )
 
 
 @dataclass
@@ -90,7 +111,13 @@ class AuditLog:
         return [parse_call(line) for line in whole.decode().splitlines()]
 
 
-def writes_by_kind(calls: list[Call]) -> Counter[str]:
+def longest_unrenewed(calls: Iterable[Call]) -> float | None:
+    """Longest time between two writes of a Lease, in seconds; None with fewer than two."""
+    times = [call.time for call in calls if call.is_write and call.resource == "leases" and call.code < 400]
+    return max((after - before for before, after in pairwise(times)), default=None)
+
+
+def writes_by_kind(calls: Iterable[Call]) -> Counter[str]:
     """Writes as `VERB RESOURCE`; those that the API server refused are marked with the status."""
     return Counter(
         f"{call.verb} {call.resource}" + ("" if call.code < 400 else f" ({call.code})")

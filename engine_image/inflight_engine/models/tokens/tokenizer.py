@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
@@ -29,6 +30,11 @@ from inflight_engine.models.tokens.detokenizer import ByteDetokenizer, Increment
 
 _SENTENCEPIECE_SPACE = "▁"
 
+_CLASS = "PreTrainedTokenizerFast"
+"""transformers' class for a tokenizer.json, where the model names none."""
+
+_NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
+
 _CONTROL, _USER_DEFINED = 3, 4
 """llama.cpp's token types: special tokens, and added tokens that are not special."""
 
@@ -43,6 +49,7 @@ class Tokenizer:
         sampling_defaults: for requests that do not say how to sample.
         model_text: shows the formats of tool calls and reasoning.
         pooling: how prompts become vectors.
+        settings: for clients that tokenize, as tokenizer_config.json has them.
 
     Attributes:
         all_special_ids: its special tokens.
@@ -56,6 +63,7 @@ class Tokenizer:
         sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS,
         model_text: ModelText = UNKNOWN,
         pooling: PoolingConfig = LAST_TOKEN,
+        settings: Mapping[str, Any] = _NO_SETTINGS,
     ) -> None:
         self._backend = backend
         self._chat_template = chat_template
@@ -63,6 +71,7 @@ class Tokenizer:
         self.sampling_defaults = sampling_defaults
         self.model_text = model_text
         self.pooling = pooling
+        self.settings = settings
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         added = backend.get_added_tokens_decoder().items()
         self.all_special_ids = frozenset(id_ for id_, token in added if token.special)
@@ -228,7 +237,13 @@ def _from_folder(files: ModelFiles, generation: GenerationConfig, own_template: 
         template or "",
         str(config.get("model_type", "")),
     )
-    return Tokenizer(backend, chat_template, eos, generation.defaults, model_text, read_pooling(files))
+    shown = {
+        "tokenizer_class": _CLASS,
+        **settings,
+        **special_tokens,
+        **({"chat_template": template} if template else {}),
+    }
+    return Tokenizer(backend, chat_template, eos, generation.defaults, model_text, read_pooling(files), shown)
 
 
 def _folder_template(files: ModelFiles, settings: dict[str, Any]) -> str | None:
@@ -271,7 +286,9 @@ def _from_gguf(gguf: GGUFFile, generation: GenerationConfig, own_template: str |
     eos = generation.eos_token_ids or token_ids(meta["tokenizer.ggml.eos_token_id"])
     template = own_template or meta["tokenizer.chat_template"]
     chat_template = ChatTemplate(template, special_tokens)
-    return Tokenizer(backend, chat_template, eos, generation.defaults, ModelText(chat_template=template))
+    shown = {"tokenizer_class": _CLASS, **special_tokens, "chat_template": template}
+    model_text = ModelText(chat_template=template)
+    return Tokenizer(backend, chat_template, eos, generation.defaults, model_text, settings=shown)
 
 
 def _is_byte_level(decoder: Any) -> bool:

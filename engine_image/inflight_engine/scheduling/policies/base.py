@@ -13,18 +13,19 @@ from inflight_settings.scheduling import SchedulingSettings
 class Policy(Protocol):
     """Orders the waiting requests of one class.
 
-    No request that waits here overtakes the head: if it does not fit, the scheduler waits until it does. Requests that
-    resume wait here only where the policy orders by priority, else ahead of the head (`ClassQueue`). `clock` counts the
-    steps that were computed, and never goes back; every decoding request generates one token for each count, so a
-    policy that accounts for tokens needs to hear only of changes. `now` are seconds on the clock of
-    `Request.arrival_time`. The last five methods do nothing unless a policy needs them.
+    Where the head does not fit, no request that waits here but the next few (`firsts`) may start before it, and only
+    when the scheduler says (`Admission`). Requests that resume wait here only where the policy orders by priority, else
+    ahead of the head (`ClassQueue`). `clock` counts the steps that were computed, and never goes back; every decoding
+    request generates one token for each count, so a policy that accounts for tokens needs to hear only of changes.
+    `now` are seconds on the clock of `Request.arrival_time`. The last five methods do nothing unless a policy needs
+    them.
 
     Every operation should cost O(log n) of the requests that wait.
 
     Attributes:
         orders_by_priority: a smaller `Request.priority` goes first. So requests that resume wait here too, and the
             largest is preempted first.
-        head_stays: `head` is the same at every clock while no request comes or goes.
+        head_stays: `head` and `firsts` are the same at every clock while no request comes or goes.
         num_late_tokens: prompt tokens of waiting requests that one which comes now would overtake.
     """
 
@@ -42,6 +43,10 @@ class Policy(Protocol):
         """The next to be admitted, left in place; None when none waits. It may become another as decodes go on or time
         passes: while it does not fit it is asked for in each step, so that should be cheap."""
 
+    def firsts(self, count: int, clock: int) -> list[Request]:
+        """The head and those that may start before it while it does not fit, in order, left in place; at most `count`.
+        Asked for as often as `head`."""
+
     def pop(self, clock: int) -> Request:
         """Take out what `head` returns at this clock.
 
@@ -55,7 +60,7 @@ class Policy(Protocol):
         return request
 
     def picked(self, request: Request) -> None:
-        """Take out the head, which is admitted."""
+        """Take out a request that is admitted."""
         self.remove(request)
 
     def remove(self, request: Request) -> None:
@@ -109,6 +114,9 @@ class StaticKeyPolicy(Policy):
     def head(self, clock: int) -> Request | None:
         first = self._heap.first()
         return None if first is None else first[1]
+
+    def firsts(self, count: int, clock: int) -> list[Request]:
+        return [request for _, request in self._heap.firsts(count)]
 
     def remove(self, request: Request) -> None:
         self._heap.remove(request)

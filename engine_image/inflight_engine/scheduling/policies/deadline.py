@@ -37,6 +37,9 @@ class Deadline(Policy):
     def head(self, clock: int) -> Request | None:
         return self._queue.head()
 
+    def firsts(self, count: int, clock: int) -> list[Request]:
+        return self._queue.firsts(count)
+
     def picked(self, request: Request) -> None:
         self._left(request)
         self._queue.pick(request)

@@ -80,7 +80,8 @@ ResponseFormat: TypeAlias = Annotated[
 
 class StructuredOutputs(Body):
     """vLLM's: one of `json`, `json_object`, `regex`, `choice`, `grammar` and `structural_tag`. `json` and
-    `structural_tag` may be objects written as strings."""
+    `structural_tag` may be objects written as strings. `disable_additional_properties` has no effect, as with vLLM's
+    default backend: false is its default there, which clients write out, and objects have none either way."""
 
     json_: Annotated[Schema | str | None, Field(alias="json")] = None
     json_object: bool | None = None
@@ -102,8 +103,7 @@ class StructuredOutputs(Body):
         place, value = f"{field}.{kind.rstrip('_')}", getattr(self, kind)
         match kind:
             case "json_":
-                open_objects = self.disable_additional_properties is False
-                return sources.of_schema(place, _decoded(value, place), self._whitespace(), open_objects=open_objects)
+                return sources.of_schema(place, _decoded(value, place), self._whitespace())
             case "json_object":
                 return sources.of_schema(place, _ANY_OBJECT, self._whitespace())
             case "regex":

@@ -19,6 +19,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 
+from inflight_engine.server.http.json_size import TooManyValuesError, check_size
+
 LONG_BODY = 64 * 2**10
 """Bytes from which validation (0.1 ms for a KiB of short messages) would hold up the streams of others. A thread gives
 way to them at every object of the body."""
@@ -74,7 +76,12 @@ async def converted(http: Request, convert: Callable[[], _T]) -> _T:
 
 
 def _validated(body: bytes, model: type[BaseModel]) -> BaseModel:
-    """Raises: RequestValidationError: it does not fit the model; json.JSONDecodeError: as `decoded`."""
+    """Raises: RequestValidationError: it has too many values, or does not fit the model; json.JSONDecodeError: as
+    `decoded`."""
+    try:
+        check_size(body)
+    except TooManyValuesError as error:
+        raise RequestValidationError([{"type": "too_many_values", "loc": ("body",), "msg": str(error)}]) from None
     value = decoded(body)
     try:
         return model.model_validate(value)

@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize, in vLLM's formats, and /version."""
+"""/tokenize, /detokenize and /tokenizer_info, in vLLM's formats, and /version."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from inflight_engine.server.http.strict_json import StrictJsonRoute, converted
 from inflight_engine.server.service import ServiceOf
 
 router = APIRouter(route_class=StrictJsonRoute)
+info_router = APIRouter()
 
 _T = TypeVar("_T")
 
@@ -91,6 +92,13 @@ async def detokenize(body: DetokenizeRequest, service: ServiceOf) -> Response:
         message = f"tokens: token id {largest} is not below the vocabulary size {facts.vocab_size}"
         raise bad_request(message, "tokens")
     return JSONResponse({"prompt": await _convert(tokenizer.spell, body.tokens)})
+
+
+@info_router.get("/tokenizer_info")
+async def tokenizer_info(service: ServiceOf) -> Response:
+    """The tokenizer's settings, as its tokenizer_config.json has them."""
+    tokenizer, _ = service.model
+    return JSONResponse(dict(tokenizer.settings))
 
 
 async def _convert(convert: Callable[[list[int]], _T], token_ids: list[int]) -> _T:

@@ -8,12 +8,15 @@ from typing import TypeAlias
 
 from inflight_contract.errors import ApiError, bad_request
 from inflight_engine.grammars.checking import CHECKER
-from inflight_engine.grammars.compiled import MAX_COMPILED, GrammarError
+from inflight_engine.grammars.compiled import GrammarError
 from inflight_engine.grammars.sources import Source
 from inflight_engine.server.bodies.grammar_fields import INVALID
 
 MAX_WAITING = 128
 """Grammars of one tenant that wait; each takes a millisecond, and a hostile one up to 2 s."""
+
+_MAX_VALID = 128
+"""Latest grammars that are known to be valid."""
 
 _Key: TypeAlias = tuple[str, bool]
 
@@ -51,7 +54,7 @@ class CheckedGrammars:
                 raise bad_request(str(error), source.field.partition(".")[0], INVALID) from None
         self._valid[key] = text
         self._valid.move_to_end(key)
-        if len(self._valid) > MAX_COMPILED:
+        if len(self._valid) > _MAX_VALID:
             self._valid.popitem(last=False)
         return text
 

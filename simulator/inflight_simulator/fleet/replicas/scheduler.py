@@ -173,10 +173,8 @@ class FleetScheduler(Scheduler):
         """Tell whether a steady step might have a slot and blocks for a request that waits."""
         if self.num_running >= self._limits.max_num_seqs or not self.running.table.has_free:
             return False
-        if self.changed or self.admission.blocked is None or len(self.queues.by_class) > 1:
-            return True
-        # A head that stays at its place, and did not fit, fits no better in a cache that only fills.
-        return not self.queues.by_class[self.admission.blocked.scheduling.service_class].policy.head_stays
+        # Requests that stay at their places, and did not fit, fit no better in a cache that only fills.
+        return self.changed or not (self.admission.blocked and self.queues.order_stays)
 
     def advance_many(self, count: int) -> list[Request]:
         """Take in so many steps at once, at least one and at most `steady_steps`: the state is then that after as many

@@ -181,14 +181,14 @@ async def test_a_connection_that_breaks_within_an_answer_is_broken(engine, pool)
 
 
 async def test_idle_connections_are_closed_before_engines_close_them(engine, pool, monkeypatch):
-    monkeypatch.setattr(module, "IDLE_S", 0.1)
+    monkeypatch.setattr(module, "IDLE_S", 1.0)
     await asyncio.gather(*(call(pool, engine) for _ in range(3)))
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.5)
     await call(pool, engine)
-    await asyncio.sleep(0.08)
+    await eventually(lambda: len(pool._idle_until) < 3)
     assert len(pool._idle_until) == 1
-    await asyncio.sleep(0.1)
-    assert (len(pool._idle_until), engine.closed) == (0, 3)
+    await eventually(lambda: engine.closed == 3)
+    assert len(pool._idle_until) == 0
 
 
 async def test_idle_connections_are_bounded_for_each_engine_and_in_all(engine, pool, monkeypatch):
@@ -338,15 +338,16 @@ async def test_an_answer_is_the_same_in_any_parts(engine, pool, cut):
 
 async def test_the_rest_of_an_answer_is_awaited_only_for_a_moment(engine, pool, monkeypatch):
     monkeypatch.setattr(module, "REST_WITHIN_S", 0.1)
-    engine.script = [[b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", *[b"1\r\nx\r\n"] * 200]]
+    engine.script = [[b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", *[b"1\r\nx\r\n"] * 4000]]
     reader = Reader()
     connection = pool.call(engine.address, reader)
-    reader.on_head = connection.read_rest
+    begun = asyncio.Event()
+    reader.on_head = lambda: (connection.read_rest(), begun.set())
     connection.write(GET)
-    await asyncio.sleep(0.05)
+    await begun.wait()
     assert pool.in_flight(engine.address) == 1
-    await asyncio.sleep(0.1)
-    assert (pool.in_flight(engine.address), reader.over.is_set()) == (0, False)
+    await eventually(lambda: pool.in_flight(engine.address) == 0)
+    assert not reader.over.is_set()
 
 
 async def test_a_request_that_is_not_written_whole_costs_its_connection(engine, pool):

@@ -1,0 +1,143 @@
+"""Who may read the metrics, and what a flood of wrong tokens costs."""
+
+from types import SimpleNamespace
+
+import httpx
+import pytest
+
+from inflight_base.kube.errors import KubeApiError
+from inflight_operator.telemetry.access import KEPT, KEPT_SECONDS, MAX_TOKEN, Access, Verdict, review
+from inflight_operator.telemetry.metrics import OperatorMetrics
+from inflight_operator.telemetry.web import Heartbeat, WebServer
+
+USER = {"username": "system:serviceaccount:monitoring:prometheus", "uid": "u-1", "groups": ["system:authenticated"]}
+
+
+class Reviews:
+    """A stand-in for reviews: the tokens that it knows, and what it was asked."""
+
+    def __init__(self, **known):
+        self.known, self.asked, self.error = known, [], None
+
+    def __call__(self, token):
+        self.asked.append(token)
+        if self.error:
+            raise self.error
+        return self.known.get(token, Verdict.UNKNOWN)
+
+
+@pytest.fixture
+def reviews():
+    return Reviews(prometheus=Verdict.ALLOWED, guest=Verdict.FORBIDDEN)
+
+
+@pytest.fixture
+def clock():
+    return SimpleNamespace(now=0.0)
+
+
+@pytest.fixture
+def access(reviews, clock):
+    return Access(reviews, lambda: clock.now)
+
+
+@pytest.fixture
+def address(access):
+    server = WebServer(0, OperatorMetrics().registry, Heartbeat(), access)
+    yield f"http://127.0.0.1:{server.port}"
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        (None, 401),
+        ("Basic cHJvbWV0aGV1cw==", 401),
+        ("Bearer", 401),
+        ("Bearer " + "x" * (MAX_TOKEN + 1), 401),
+        ("Bearer stranger", 401),
+        ("Bearer guest", 403),
+        ("bearer prometheus", 200),
+    ],
+)
+def test_only_who_may_get_the_metrics_gets_them(address, header, status):
+    headers = {} if header is None else {"Authorization": header}
+    answer = httpx.get(f"{address}/metrics", headers=headers)
+    assert answer.status_code == status
+    assert ("inflight_operator" in answer.text) == (status == 200)
+    assert ("www-authenticate" in answer.headers) == (status == 401)
+
+
+def test_probes_need_no_token(address, reviews):
+    assert httpx.get(f"{address}/healthz").status_code == 200
+    assert reviews.asked == []
+
+
+def test_a_decision_holds_for_a_while_and_not_longer(access, reviews, clock):
+    for token, kept in (("prometheus", KEPT_SECONDS[True]), ("guest", KEPT_SECONDS[False])):
+        reviews.asked.clear()
+        first = access.verdict(f"Bearer {token}")
+        clock.now += kept - 1
+        assert access.verdict(f"Bearer {token}") is first
+        assert len(reviews.asked) == 1
+        clock.now += 1
+        assert access.verdict(f"Bearer {token}") is first
+        assert len(reviews.asked) == 2
+
+
+def test_wrong_tokens_do_not_push_out_who_is_let_in_and_are_bounded(access, reviews):
+    access.verdict("Bearer prometheus")
+    for number in range(3 * KEPT):
+        access.verdict(f"Bearer {number}")
+    reviews.asked.clear()
+    assert access.verdict("Bearer prometheus") is Verdict.ALLOWED
+    assert reviews.asked == []
+    assert [len(kept) for kept in access._kept.values()] == [1, KEPT]
+
+
+def test_an_account_that_loses_the_right_is_refused_at_the_next_review(access, reviews, clock):
+    assert access.verdict("Bearer prometheus") is Verdict.ALLOWED
+    reviews.known["prometheus"] = Verdict.FORBIDDEN
+    clock.now += KEPT_SECONDS[True]
+    assert access.verdict("Bearer prometheus") is Verdict.FORBIDDEN
+
+
+def test_without_an_answer_of_the_api_server_a_client_gets_503_and_is_asked_about_again(access, reviews):
+    reviews.error = KubeApiError("POST", 0, "down")
+    assert access.verdict("Bearer prometheus") is Verdict.UNDECIDED
+    reviews.error = None
+    assert access.verdict("Bearer prometheus") is Verdict.ALLOWED
+
+
+class Api:
+    """A stand-in for the API server's two reviews."""
+
+    def __init__(self, *statuses):
+        self.statuses, self.created = list(statuses), []
+
+    async def create(self, manifest):
+        self.created.append(manifest)
+        return {"status": self.statuses.pop(0)}
+
+
+async def test_the_account_of_the_token_is_asked_about_and_not_the_clients_word():
+    api = Api({"authenticated": True, "user": USER}, {"allowed": True})
+    assert await review(api, "token") is Verdict.ALLOWED
+    first, second = api.created
+    assert first["spec"] == {"token": "token"}
+    assert second["spec"]["user"] == USER["username"]
+    assert second["spec"]["groups"] == USER["groups"]
+    assert second["spec"]["nonResourceAttributes"] == {"path": "/metrics", "verb": "get"}
+
+
+@pytest.mark.parametrize(
+    ("statuses", "verdict"),
+    [
+        ([{}], Verdict.UNKNOWN),
+        ([{"error": "expired"}], Verdict.UNKNOWN),
+        ([{"authenticated": True, "user": USER}, {}], Verdict.FORBIDDEN),
+        ([{"authenticated": True, "user": USER}, {"allowed": False, "denied": True}], Verdict.FORBIDDEN),
+    ],
+)
+async def test_anything_but_a_clear_yes_lets_nobody_in(statuses, verdict):
+    assert await review(Api(*statuses), "token") is verdict
