@@ -581,14 +581,7 @@ FAULTS = {
     "a head that does not fit is not looked at again": Fault(
         wrap("admission", "head_moved", lambda head_moved, now: False),
         "nobody is admitted",
-        {
-            "policy": "fair",
-            "max_num_seqs": 16,
-            "max_num_batched_tokens": 60,
-            "block_size": 1,
-            "num_blocks": 40,
-            "classes": UNEQUAL,
-        },
+        DEADLINE | {"max_num_seqs": 16, "kv_headroom": 0.4},
     ),
     "a long prompt has no longer a target": Fault(
         lambda scheduler, patch: patch.setattr(
