@@ -12,11 +12,9 @@ from inflight_gateway.relay.http.heads import (
     LAST_CHUNK,
     Headers,
     chunk,
-    end_to_end,
     find,
+    of_answer,
     request_head,
-    without,
-    without_internal,
 )
 
 LOST = ClientError(502, "the connection to the engine broke off before it answered", "engine_lost", retry_after_s=1)
@@ -24,10 +22,9 @@ SILENT = ClientError(504, "the engine did not answer in time", "engine_silent", 
 
 
 def start_proxied(client: ClientConnection, status: int, headers: Headers) -> None:
-    """Start a forwarded response: its headers without hop-by-hop and internal ones."""
+    """Start a forwarded response."""
     length = find(headers, b"content-length")
-    headers = without(without_internal(end_to_end(headers)), b"content-length")
-    client.start(status, headers, None if length is None else int(length))
+    client.start(status, of_answer(headers), None if length is None else int(length))
 
 
 class PassThrough:

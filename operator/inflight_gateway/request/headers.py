@@ -19,7 +19,7 @@ PROGRESS = "x-inflight-progress"
 
 TENANT = "x-inflight-tenant"
 SIGNATURE = "x-inflight-signature"
-"""Signature of the tenant, a line feed and the request id by the service's tenant keys, see `signing.signed`."""
+"""Signature of `signing.tenant_message` by the service's tenant keys, see `signing.signed`."""
 TENANT_SIGNATURE_V1 = "x-inflight-tenant-signature"
 """The signature for engines of release 0.2: without a time, by one key."""
 

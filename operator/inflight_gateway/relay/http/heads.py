@@ -33,6 +33,13 @@ def without_internal(headers: Headers) -> Headers:
     return [header for header in headers if header[0] not in _INTERNAL]
 
 
+def of_answer(headers: Headers) -> Headers:
+    """Returns the headers of an engine's response that clients get, but its length. Which pages of other origins may
+    read it is the gateway's to say: vLLM permits all."""
+    headers = without(without_internal(end_to_end(headers)), b"content-length")
+    return [header for header in headers if not header[0].startswith(b"access-control-")]
+
+
 def without(headers: Headers, *dropped: bytes) -> Headers:
     return [header for header in headers if header[0] not in dropped]
 
