@@ -223,11 +223,18 @@ class Engine:
             for slot, error in output.grammar_ends
             if slot not in discarded
         ]
+        offered = [run for run in output.forced if run.slot not in discarded]
         ended = failed + scheduler.update(plan, output.token_ids)
+        forced, full = scheduler.force(offered) if offered else ([], [])
+        ended += full
         done = self._clock()
         seconds = done - max(step.started, self._done)
         if self._recorder is not None:
-            self._recorder.stepped(plan, step.work, ended, seconds, ahead=ahead, failed_slots=output.failed_slots)
+            self._recorder.stepped(
+                plan, step.work, ended, seconds, ahead=ahead, failed_slots=output.failed_slots, forced=offered
+            )
+        complete = [scheduler.running.table.requests[run.slot] for run in forced if run.ends]
+        grammar_ends += [(request.request_id, "") for request in complete if request is not None]
         for request_id, refusal in grammar_ends:
             self._end_text(request_id, refusal)
         computing = collected - max(step.planned, self._collected)
@@ -238,6 +245,7 @@ class Engine:
             step.work,
             step.admitted,
             output,
+            forced,
             discarded,
             self._take_ended() + [finished(each) for each in ended],
             step_seconds=seconds,

@@ -125,6 +125,7 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
         decode_kv_tokens: tokens whose keys and values the step's decodes read.
         num_out_of_memory: steps since start for which the device had no memory at once, or none at all.
         prefill_context_tokens, copied_tokens: as in `StepWork`.
+        num_forced_tokens: output tokens since start that were not sampled, as a grammar left no choice.
     """
 
     num_running: int
@@ -143,6 +144,7 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     num_out_of_memory: int = 0
     prefill_context_tokens: int = 0
     copied_tokens: int = 0
+    num_forced_tokens: int = 0
 
     @property
     def work(self) -> StepWork:
@@ -185,8 +187,9 @@ class StepReport(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         admitted: requests that got a slot, before the tokens of this step.
-        slots, token_ids: int32 little-endian bytes of equal length: the token sampled for each slot. A slot whose
-            request ended while the step was under way is not among them.
+        slots, token_ids: int32 little-endian bytes of equal length: the token sampled for each slot, then the tokens
+            that must follow it in some slots, in order. A slot whose request ended while the step was under way is not
+            among them.
         logprobs: log-probabilities of the tokens whose requests asked for them.
         finished: requests that ended, after the tokens of this step; a finishing request's last token is among them.
         prompt_logprobs: log-probabilities of the prompts whose requests asked for them. All of a prompt are reported

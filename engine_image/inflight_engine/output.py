@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from inflight_engine.request import TokenIds
+from inflight_engine.request import ForcedRun, TokenIds
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -71,6 +71,7 @@ class StepOutput(NamedTuple):
         out_of_memory: an attempt to compute the step had no memory.
         pooled: hidden states of prompts whose requests asked for them.
         grammar_ends: slots whose grammar allows no token after this one.
+        forced: the tokens that follow in slots whose grammar leaves no choice.
     """
 
     token_ids: TokenIds
@@ -80,3 +81,4 @@ class StepOutput(NamedTuple):
     out_of_memory: bool = False
     grammar_ends: Sequence[GrammarEnd] = ()
     pooled: Sequence[Pooled] = ()
+    forced: Sequence[ForcedRun] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,19 @@ NO_TOKENS: TokenIds = np.empty(0, np.int32)
 
 MAX_LOGIT_BIAS = 1024
 """Maximum number of tokens that a request may bias."""
+
+
+class ForcedRun(NamedTuple):
+    """Tokens that a slot's grammar leaves as the only ones after its latest token, one after the other.
+
+    Attributes:
+        token_ids: int32, at least one; none of them ends the request but the last where `ends`.
+        ends: the text is complete with the last of them.
+    """
+
+    slot: int
+    token_ids: TokenIds
+    ends: bool
 
 
 class RequestState(StrEnum):

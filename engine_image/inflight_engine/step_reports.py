@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
 import numpy as np
 
 from inflight_cost.model import StepWork
 from inflight_engine.messages import Admission, Finished, StepReport, StepStats
 from inflight_engine.output import StepOutput
-from inflight_engine.request import Request
+from inflight_engine.request import ForcedRun, Request
 from inflight_engine.scheduling.plan import Slots, StepPlan
 from inflight_engine.scheduling.scheduler import Scheduler
 
@@ -44,6 +44,7 @@ class StepReports:
         work: StepWork,
         admitted: list[Admission],
         output: StepOutput,
+        forced: Sequence[ForcedRun],
         discarded: Set[int],
         ended: list[Finished],
         *,
@@ -53,6 +54,7 @@ class StepReports:
         """Return the report of a step that was taken in.
 
         Args:
+            forced: tokens that follow those of the step.
             discarded: slots whose request ended while the step was in flight, or because its part failed.
             step_seconds, schedule_seconds: as in `StepStats`.
         """
@@ -61,6 +63,9 @@ class StepReports:
             kept = ~np.isin(slots, list(discarded))
             slots, token_ids = slots[kept], token_ids[kept]
             logprobs = [each for each in logprobs if each.slot not in discarded]
+        if forced:
+            slots = np.concatenate([slots, *(np.full(len(run.token_ids), run.slot) for run in forced)])
+            token_ids = np.concatenate([token_ids, *(run.token_ids for run in forced)])
         prompts = [each for each in output.prompt_logprobs if each.slot not in discarded]
         if slots is not self._slots:  # the same object in steady decode
             self._slots, self._slots_bytes = slots, slots.astype(np.int32).tobytes()
@@ -91,6 +96,7 @@ class StepReports:
             num_out_of_memory=self.num_out_of_memory,
             prefill_context_tokens=int(work.prefill_context_tokens),
             copied_tokens=int(work.copied_tokens),
+            num_forced_tokens=scheduler.num_forced_tokens,
         )
 
 

@@ -2,11 +2,17 @@
 
 import random
 import threading
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from inflight_engine.engine import Engine
+from inflight_engine.grammars.matching import Matching
 from inflight_engine.grammars.waiting import CompilingRequests
 from inflight_engine.messages import AddRequest, CancelRequest, Finished
 from inflight_engine.native import sample as native
@@ -207,3 +213,94 @@ def test_a_recording_replays(runner, tmp_path):
     held.engine.close()
     recording = Recording(tmp_path / "record")
     assert replay(recording.header.config, recording.events(), Survey(recording.events())) is None
+
+
+def forced_off(patch):
+    patch.setattr(Matching, "forced", lambda place: ([], False))
+
+
+class Asked(NamedTuple):
+    pattern: str
+    output: tuple[int, ...] = ()
+    sampling: Mapping[str, Any] = MappingProxyType({})
+
+
+def answers(runner, asked, record=None):
+    """Tokens and ends of requests that run together, and their scheduler."""
+    held = Held(runner, record)
+    for request_id, each in enumerate(asked):
+        held.add(request_id, each.pattern, each.output, **each.sampling)
+        assert held.woken.wait(10)
+    found, ends = held.run()
+    held.engine.close()
+    return found, ends, held.engine._scheduler
+
+
+WORDS = st.text("abc", min_size=1, max_size=9)
+PARTS = st.recursive(
+    WORDS | st.sampled_from(["[0-9]", "[a-c]{1,4}", "(yes|no)", "x*"]),
+    lambda parts: (
+        st.lists(parts, min_size=1, max_size=3).map("".join) | st.tuples(parts, parts).map("({0[0]}|{0[1]})".format)
+    ),
+    max_leaves=8,
+)
+SAMPLING = st.fixed_dictionaries(
+    {"max_tokens": st.integers(1, 30), "seed": st.integers(0, 9), "temperature": st.sampled_from([0.0, 1.0])},
+    optional={
+        "stop_token_ids": st.sampled_from([(EOS, *ids_of("b")), ()]),
+        "min_tokens": st.integers(0, 4),
+        "presence_penalty": st.just(0.7),
+        "repetition_penalty": st.just(1.5),
+        "bad_words": st.just((tuple(ids_of("aa")),)),
+        "logprobs": st.just(2),
+        "thinking": st.just(thinking(begun=True, budget=3, then=tuple(ids_of("!")))),
+    },
+)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_tokens_that_must_follow_are_taken_at_once_and_answers_are_the_same(runner, data, tmp_path_factory):
+    asked = data.draw(st.lists(st.builds(Asked, PARTS, output=st.just(()), sampling=SAMPLING), min_size=1, max_size=5))
+    with pytest.MonkeyPatch.context() as patch:
+        forced_off(patch)
+        one_by_one, ends, slow = answers(runner, asked)
+    record = tmp_path_factory.mktemp("record") / "record"
+    at_once, same_ends, fast = answers(runner, asked, record)
+    assert (at_once, same_ends) == (one_by_one, ends)
+    assert fast.num_steps <= slow.num_steps + fast.num_forced_tokens
+    recording = Recording(record)
+    assert replay(recording.header.config, recording.events(), Survey(recording.events())) is None
+    # Continued with some of its tokens, as after a restart, each ends the same.
+    whole = {number: tokens for number, tokens in one_by_one.items() if ends[number].reason is not FinishReason.ERROR}
+    cuts = {number: data.draw(st.integers(0, len(tokens) - 1)) for number, tokens in whole.items()}
+    again = [asked[number]._replace(output=tuple(whole[number][: cuts[number]])) for number in sorted(cuts)]
+    rest, _, _ = answers(runner, again)
+    assert {
+        number: [*whole[number][:cut], *rest[place]] for place, (number, cut) in enumerate(sorted(cuts.items()))
+    } == whole
+
+
+def test_a_forced_run_saves_its_steps(runner, monkeypatch):
+    asked = [Asked("[0-9]abcdefghij[0-9]klmnop")]
+    at_once, ends, fast = answers(runner, asked)
+    forced_off(monkeypatch)
+    one_by_one, same_ends, slow = answers(runner, asked)
+    assert (at_once, ends) == (one_by_one, same_ends)
+    assert len(at_once[0]) == 18
+    assert fast.num_forced_tokens == 16
+    # The last run ends the text, so nothing is left to compute; ahead, a step is under way when the first is known.
+    assert slow.num_steps - fast.num_steps in (15, 16)
+
+
+@pytest.mark.parametrize("sampling", [{"logprobs": 0}, {"bad_words": (tuple(ids_of("q")),)}], ids=["logprobs", "rules"])
+def test_tokens_with_log_probabilities_or_rules_of_tokens_are_sampled(runner, sampling):
+    _, _, scheduler = answers(runner, [Asked("[0-9]abcdef", sampling=sampling)])
+    assert scheduler.num_forced_tokens == 0
+
+
+def test_forced_tokens_end_with_max_tokens_or_before_a_token_that_stops(runner):
+    found, ends, _ = answers(runner, [Asked("[0-9]abcdefgh", sampling={"max_tokens": 5})])
+    assert (text_of(found[0])[1:], ends[0].reason) == ("abcd", FinishReason.LENGTH)
+    found, ends, _ = answers(runner, [Asked("[0-9]abcdefgh", sampling={"stop_token_ids": tuple(ids_of("e"))})])
+    assert (text_of(found[0])[1:], ends[0].reason) == ("abcde", FinishReason.STOP)

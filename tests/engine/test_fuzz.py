@@ -40,6 +40,9 @@ ALWAYS = (
     "late_tokens",
     "put_back",
     "waited",
+    "forced",
+    "unforced",
+    "extensions",
 )
 
 

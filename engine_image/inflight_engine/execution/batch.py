@@ -93,7 +93,7 @@ class PersistentBatch:
         for slot in plan.releases:
             self._known_tokens.pop(slot, None)
             self._scored_prompts.pop(slot, None)
-        for start in plan.starts:
+        for start in plan.all_starts:
             self._start(start)
         growth = plan.growth
         if growth is not None:

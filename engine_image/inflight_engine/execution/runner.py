@@ -104,7 +104,7 @@ class Runner:
         self._sampler.apply(plan)
         self._masks.apply(plan)
         self._pooled.apply(plan)
-        self._feed.start(plan.starts)
+        self._feed.start(plan.all_starts)
         for start in plan.starts:
             if start.host_block_ids:
                 self._host_cache.copy_in(start.host_block_ids, start.block_ids[: len(start.host_block_ids)].tolist())
@@ -225,6 +225,7 @@ class _InFlight:
             self._ran_out,
             [end for each in outputs for end in each.grammar_ends],
             [pooled for each in outputs for pooled in each.pooled],
+            [forced for each in outputs for forced in each.forced],
         )
 
 
@@ -250,12 +251,12 @@ class _Piece(NamedTuple):
         on_host, reported = self.fetch.wait(), self.reported
         token_ids: TokenIds = on_host[0].astype(np.int32) if len(self.slots) else NO_TOKENS
         prompts = prompt_reports(on_host[-len(PromptTensors._fields) :], self.spans) if self.spans else []
-        ends = take_tokens(self.rows, token_ids) if self.rows else ()
+        ends, forced = take_tokens(self.rows, token_ids) if self.rows else ((), ())
         vectors = []
         if self.pooled is not None:
             num_reported = 0 if reported is None or reported.tensors is None else len(reported.tensors)
             vectors = self.pooled.reports(on_host[1 + num_reported])
-        output = StepOutput(token_ids, [], prompt_logprobs=prompts, grammar_ends=ends, pooled=vectors)
+        output = StepOutput(token_ids, [], prompt_logprobs=prompts, grammar_ends=ends, pooled=vectors, forced=forced)
         if reported is None:
             return output
         if reported.tensors is None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Iterable
+from itertools import takewhile
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +21,9 @@ _MAX_SLOW = 0.25
 """CPU seconds beyond these that one answer may take from the steps of all."""
 
 _TAKES_TOO_LONG = "the masks of the grammar take too much time"
+
+_LEAST_FORCED = 2
+"""Fewer forced tokens are sampled one by one: to go on with a chunk costs as much as a step where one is in flight."""
 
 Bits = npt.NDArray[np.int32]
 """Tokens of a vocabulary as bits, int32 [ceil(size / 32)]: token i is bit i % 32 of word i // 32."""
@@ -57,6 +62,10 @@ class Matching:
         self._stops = _words(sampling.stop_token_ids)
         self._unused_eos = _words(set(eos_token_ids).difference(sampling.stop_token_ids))
         self._num_until_stop = sampling.min_tokens
+        self._num_taken = 0
+        self._ending = frozenset(sampling.stop_token_ids)
+        # Log-probabilities are of tokens that are sampled.
+        self._may_force = matcher is not None and sampling.logprobs is None
 
     @property
     def complete(self) -> bool:
@@ -74,6 +83,7 @@ class Matching:
 
     def take(self, token_id: int) -> None:
         """Go on by a token of the answer."""
+        self._num_taken += 1
         self._num_until_stop -= 1
         thinking = self._thinking
         if thinking is None:
@@ -112,6 +122,33 @@ class Matching:
         self._withhold(bits, self._unused_eos)
         if self._num_until_stop > 0:
             self._withhold(bits, self._stops)
+
+    def forced(self) -> tuple[list[int], bool]:
+        """Return tokens each of which is the only one after those before it, where that is known, and whether nothing
+        can follow them. None of them is of `stop_token_ids`."""
+        matcher = self._matcher
+        if not self._may_force or matcher is None or self._thinking is not None or self.error:
+            return [], False
+        began = time.thread_time()
+        found = matcher.compute_ff_tokens()
+        run = list(takewhile(lambda token_id: token_id not in self._ending, found))
+        ends = False
+        if run and len(run) == len(found):
+            ahead = matcher.deep_copy()
+            ends = ahead.consume_tokens(run) and ahead.is_stopped() and not ahead.is_error()
+        self._slow += max(0.0, time.thread_time() - began - _QUICK)
+        return (run, ends) if ends or len(run) >= _LEAST_FORCED else ([], False)
+
+    def after(self, token_ids: list[int]) -> Matching:
+        """Return the place after these tokens of the answer, which begin with those that were taken. Only after
+        `forced` found some."""
+        assert self._matcher is not None
+        assert self._thinking is None
+        place = copy.copy(self)
+        place._matcher = self._matcher.deep_copy()
+        for token_id in token_ids[self._num_taken :]:
+            place.take(token_id)
+        return place
 
     def _consume(self, token_id: int, *, alone: bool = True) -> None:
         """Go on in the grammar. `alone`: no thinking opens with these tokens."""

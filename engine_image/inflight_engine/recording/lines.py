@@ -25,7 +25,7 @@ from inflight_engine.scheduling.plan import Slots, StepPlan
 from inflight_settings.limits import Limits
 
 HEADER_TAG = "inflight-engine schedule"
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 """Version of the format, raised when lines or their meaning change. A reader takes only files of its own version."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
@@ -137,6 +137,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
         ahead: the scheduler was asked for the next step before it took this one's tokens in, whether it had one to give
             or not.
         failed_slots: slots that the step had no memory for.
+        forced: slots of requests that had to go on with certain tokens after those of the step, and their number.
     """
 
     step: Count
@@ -146,11 +147,12 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     ended: list[Ended] | None
     ahead: bool
     failed_slots: list[Count]
+    forced: list[tuple[Count, Count]]
 
     def again(self, micros: int) -> Step:
         """Return the next step, if it repeats this one: equal decisions, and each context is one token longer."""
         longer = self.work._replace(decode_kv_tokens=self.work.decode_kv_tokens + self.work.decode_seqs)
-        return Step(self.step + 1, micros, longer, self.digest, [], self.ahead, [])
+        return Step(self.step + 1, micros, longer, self.digest, [], self.ahead, [], [])
 
 
 class Repeated(msgspec.Struct, frozen=True, array_like=True, tag="same"):

@@ -88,9 +88,9 @@ class Recording:
                     raise RecordingError(
                         f"has step {event.step} in line {number}, where step {last.step + 1} should be"
                     )
-                failed = max(event.failed_slots, default=0)
-                if failed >= num_slots:
-                    raise RecordingError(f"names slot {failed} in line {number}, but its engine had {num_slots}")
+                slot = max([*event.failed_slots, *(slot for slot, _ in event.forced)], default=0)
+                if slot >= num_slots:
+                    raise RecordingError(f"names slot {slot} in line {number}, but its engine had {num_slots}")
                 last = event
             yield event
 

@@ -37,7 +37,7 @@ from inflight_engine.recording.lines import (
     TimePassed,
     WeightsChanged,
 )
-from inflight_engine.request import FinishReason, Request, Scheduling
+from inflight_engine.request import FinishReason, ForcedRun, Request, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_settings.limits import LimitsInForce
@@ -156,24 +156,27 @@ class Recorder:
         *,
         ahead: bool = False,
         failed_slots: Sequence[int] = (),
+        forced: Sequence[ForcedRun] = (),
     ) -> None:
         """A step was planned, computed and taken in.
 
         Args:
             work: what it computed.
-            ended: what `Scheduler.update` returned.
+            ended: what `Scheduler.update` and `Scheduler.force` returned.
             seconds: how long the whole step took.
             ahead: between the step's plan and its `update` the scheduler was asked for the next one.
             failed_slots: slots that the step had no memory for, with which `Scheduler.fail_slots` was called.
+            forced: with which `Scheduler.force` was called.
         """
         if self._sink is None:
             return
         digest, context = self._digests.of(plan), work.decode_kv_tokens
-        if not (ended or failed_slots) and self._next == (digest, context, ahead):
+        if not (ended or failed_slots or forced) and self._next == (digest, context, ahead):
             self._repeated.append(_micros(seconds))
         else:
             reasons = [Ended(each.request_id, each.finish_reason) for each in ended if each.finish_reason]
-            step = Step(plan.step, _micros(seconds), work, digest, reasons, ahead, list(failed_slots))
+            runs = [(run.slot, len(run.token_ids)) for run in forced]
+            step = Step(plan.step, _micros(seconds), work, digest, reasons, ahead, list(failed_slots), runs)
             self._write_step(plan, step)
         self._next = digest, context + work.decode_seqs, ahead
         self._unflushed_seconds += seconds
@@ -184,7 +187,7 @@ class Recorder:
         """A step was planned but gave no tokens: `Scheduler.fail` was called for it or for the step before, and
         `Scheduler.update` was not. `ahead` as in `stepped`."""
         if self._sink is not None:
-            self._write_step(plan, Step(plan.step, _micros(seconds), work, self._digests.of(plan), None, ahead, []))
+            self._write_step(plan, Step(plan.step, _micros(seconds), work, self._digests.of(plan), None, ahead, [], []))
             self._next = None
 
     def flush(self) -> None:

@@ -26,7 +26,7 @@ from inflight_engine.recording.lines import (
     TimePassed,
     WeightsChanged,
 )
-from inflight_engine.request import FinishReason, Request, SamplingParams, TokenIds
+from inflight_engine.request import FinishReason, ForcedRun, Request, SamplingParams, TokenIds
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.scheduler import Scheduler
@@ -191,6 +191,9 @@ class _Replayer:
             return None
         requests = self._scheduler.fail_slots(plan, recorded.failed_slots)
         requests += self._scheduler.update(plan, self._tokens(plan, recorded.ended))
+        if recorded.forced:
+            runs = [ForcedRun(slot, np.zeros(count, np.int32), ends=False) for slot, count in recorded.forced]
+            requests += self._scheduler.force(runs)[1]
         for request in requests:
             del self._requests[request.request_id]
         ended = [Ended(each.request_id, each.finish_reason) for each in requests if each.finish_reason]

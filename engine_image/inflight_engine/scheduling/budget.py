@@ -26,9 +26,10 @@ def fit_decodes(running: Running, budget: int) -> None:
 
 
 def plan_prefills(running: Running, budget: int) -> list[PrefillChunk]:
-    """Plan chunks for unfinished prefills, in order of admission, until the budget is spent."""
+    """Plan chunks for extended requests, which would decode otherwise, then for unfinished prefills, in order of
+    admission, until the budget is spent."""
     chunks: list[PrefillChunk] = []
-    for slot in running.prefilling:
+    for slot in (*running.extended, *running.prefilling):
         if budget == 0:
             break
         chunks.append(running.plan_chunk(slot, budget))

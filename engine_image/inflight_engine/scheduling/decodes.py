@@ -27,6 +27,7 @@ class DecodeGroup:
     Attributes:
         clock: steps so far, the one that is not filled yet included.
         slots: intp, the members, ascending; the same read-only array object until the group changes.
+        num_members: how many they are, also before `slots` is true again.
         num_attended: known tokens of all members together: those that the next step's decodes attend to.
     """
 
@@ -40,7 +41,7 @@ class DecodeGroup:
         # Without dimensions: numpy converts a Python number anew in each operation.
         self._size, self._one = np.array(block_size), np.array(1)
         self._is_member = np.zeros(num_slots, np.bool_)
-        self._num_members = self._num_joins = 0
+        self.num_members = self._num_joins = 0
         self._joined_as = np.zeros(num_slots, np.int64)
         """Place in the order of all joins."""
         self._joined_with = np.zeros(num_slots, np.int64)
@@ -82,7 +83,7 @@ class DecodeGroup:
         self._until_end = min(self._until_end, length - num_tokens)
         self._joined_as[slot] = self._num_joins
         self._num_joins += 1
-        self._num_members += 1
+        self.num_members += 1
         self.num_attended += num_tokens
         self._is_member[slot] = self._stale = True
 
@@ -91,7 +92,7 @@ class DecodeGroup:
         num_tokens = int(self._table.num_tokens[slot])
         self._room[slot] = self._length[slot] = _NEVER
         self._until_end = 0
-        self._num_members -= 1
+        self.num_members -= 1
         self.num_attended -= num_tokens
         self._is_member[slot], self._stale = False, True
         return self._sampled_at(slot, int(self._joined_with[slot]) - 1, num_tokens - 1 - int(self._in_flight[slot]))
@@ -125,7 +126,7 @@ class DecodeGroup:
     def advance(self) -> list[int]:
         """Count a step of `slots`, a token for each; `fill` will say which. Returns the members that reach their length
         with it, in the order in which they joined."""
-        return self.count(self._gain, 1, self._num_members)
+        return self.count(self._gain, 1, self.num_members)
 
     def count(self, gain: Counts, most: int, total: int) -> list[int]:
         """Count a step that may bring a member several tokens, for which its table has room.

@@ -22,16 +22,19 @@ class Phase(IntEnum):
     """The request reaches its length with the token that its prefill samples, which is in flight."""
     FINISHED = 6
     """Its last token was in flight and is known: it leaves before anything else is planned."""
+    EXTENDED = 7
+    """The request decoded, and has tokens more than it sampled, which are left to compute before the next one is."""
 
 
 _NEXT: dict[Phase, tuple[Phase, ...]] = {
     Phase.PREFILLING: (Phase.FIRST_TOKEN_IN_FLIGHT,),
     Phase.FIRST_TOKEN_IN_FLIGHT: (Phase.DECODING, Phase.ONLY_TOKEN_IN_FLIGHT),
-    Phase.DECODING: (Phase.PAUSED, Phase.LAST_TOKEN_IN_FLIGHT),
+    Phase.DECODING: (Phase.PAUSED, Phase.LAST_TOKEN_IN_FLIGHT, Phase.EXTENDED),
     Phase.PAUSED: (Phase.DECODING,),
     Phase.LAST_TOKEN_IN_FLIGHT: (Phase.FINISHED,),
     Phase.ONLY_TOKEN_IN_FLIGHT: (Phase.FINISHED,),
     Phase.FINISHED: (),
+    Phase.EXTENDED: (Phase.FIRST_TOKEN_IN_FLIGHT,),
 }
 
 

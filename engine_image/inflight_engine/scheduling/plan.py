@@ -88,7 +88,7 @@ class PrefillChunk(msgspec.Struct, frozen=True):
 
 class StepPlan(msgspec.Struct, frozen=True, eq=False):
     """Plan of an iteration. Apply in this order: copies out of `preemptions`, `releases`, `starts` with their copies
-    in, `growth`, then compute.
+    in, `extensions`, `growth`, then compute.
 
     Attributes:
         step: 0, 1, 2, ...
@@ -101,6 +101,8 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
         decode_slots: intp [num_decodes], ascending: slots whose last known token is computed and whose next one is
             sampled. The same array object in consecutive plans while the set does not change; read-only.
         num_tokens: tokens computed in the step, decodes plus chunk lengths; at most `max_num_batched_tokens`.
+        extensions: slots that go on with the same request, which has more tokens than it sampled: those that its
+            grammar forces. The first chunk of them is in the plan. They are applied as `starts`.
 
     The runner returns int32 [num_decodes + number of sampling chunks]: one token for each decode slot in order, then
     one for each sampling chunk in order.
@@ -114,6 +116,12 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
     prefills: tuple[PrefillChunk, ...]
     decode_slots: Slots
     num_tokens: int
+    extensions: tuple[SlotStart, ...] = ()
+
+    @property
+    def all_starts(self) -> tuple[SlotStart, ...]:
+        """Starts and extensions: all slots whose tokens are given anew."""
+        return self.starts + self.extensions if self.extensions else self.starts
 
     @property
     def sampled_slots(self) -> Slots:

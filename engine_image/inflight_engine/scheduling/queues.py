@@ -8,7 +8,7 @@ from inflight_engine.request import Request, RequestState
 from inflight_engine.scheduling.class_queue import ClassQueue
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.policies import POLICIES
-from inflight_policies.service_counter import ServiceCounters, unit_of_weight
+from inflight_policies.service_counter import OUTPUT_TOKEN, ServiceCounters, unit_of_weight
 
 
 class WaitingQueues:
@@ -183,6 +183,13 @@ class WaitingQueues:
         if self._counters is not None:
             self._counters.decode_ended(request.scheduling.service_class, clock)
         self.by_class[request.scheduling.service_class].policy.decode_ended(request, clock)
+
+    def generated(self, request: Request, num_tokens: int, clock: int) -> None:
+        """A request that does not decode now gets this many output tokens at once."""
+        service = OUTPUT_TOKEN * num_tokens
+        if self._counters is not None:
+            self._counters.charge(request.scheduling.service_class, service, clock)
+        self.by_class[request.scheduling.service_class].policy.generated(request, service, clock)
 
     def _next_queue(self, clock: int) -> ClassQueue | None:
         if self._counters is None:

@@ -12,7 +12,7 @@ from inflight_engine.request import Request, TokenIds
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.decodes import DecodeGroup
 from inflight_engine.scheduling.phases import Phase, Phases
-from inflight_engine.scheduling.plan import PrefillChunk, Slots
+from inflight_engine.scheduling.plan import PrefillChunk, Slots, SlotStart
 from inflight_engine.scheduling.queues import WaitingQueues
 from inflight_engine.scheduling.slots import SlotTable
 from inflight_engine.scheduling.stops import StopTokens
@@ -32,8 +32,9 @@ class Running:
         registered: the blocks of chunks that can be found since the list was last taken.
         releases: slots that were left since the list was last taken.
         prefilling: slots with tokens still to be computed, in order of admission.
+        extended: slots that decoded and have further tokens to compute, in the order in which they got them.
         paused: slots that would decode but for a token budget smaller than the number of decodes.
-        num_uncomputed_tokens: of the slots in prefill.
+        num_uncomputed_tokens: of the slots in prefill and of those that are extended.
         tenants: how many requests each of them has.
     """
 
@@ -47,10 +48,13 @@ class Running:
         self.phases = Phases(table.num_slots)
         self.prefilling = self.phases.slots(Phase.PREFILLING)
         self.paused = self.phases.slots(Phase.PAUSED)
+        self.extended = self.phases.slots(Phase.EXTENDED)
         self.registered: list[int] = []
         self.releases: list[int] = []
         self.num_uncomputed_tokens = 0
         self.tenants: Counter[str] = Counter()
+        self._new_extensions: dict[int, None] = {}
+        """Slots that are extended and were in no plan since."""
         self._prefix_caching = prefix_caching
         self._queues = queues
 
@@ -169,6 +173,58 @@ class Running:
         self.decodes.join(slot, request.num_tokens, request.max_total_tokens)
         self._queues.decode_started(request, self.decodes.clock)
 
+    def extend(self, slot: int, token_ids: TokenIds, block_ids: BlockIds) -> None:
+        """Go on with tokens that a decoding request does not have to sample. The last one that it sampled is computed
+        with them, whether or not a step in flight computes it.
+
+        Args:
+            block_ids: those that its table lacks for all of its tokens.
+        """
+        self.phases.move(slot, Phase.EXTENDED)
+        self._stop_decoding(slot)
+        request = self.table.request(slot)
+        request.output_token_ids = np.concatenate([request.output_token_ids, token_ids])
+        if self._prefix_caching:  # of all, as of a new request: it may be preempted before they are computed
+            hash_blocks(request, request.num_tokens, self.pool.block_size)
+        num_uncomputed = len(token_ids) + 1
+        self.table.extend(slot, block_ids, request.num_tokens - num_uncomputed)
+        self.num_uncomputed_tokens += num_uncomputed
+        self._new_extensions[slot] = None
+        self._queues.generated(request, num_uncomputed, self.decodes.clock)
+
+    @property
+    def num_extended_tokens(self) -> int:
+        """Tokens of `extended` that are left to compute."""
+        table = self.table
+        return sum(table.request(slot).num_tokens - int(table.num_computed[slot]) for slot in self.extended)
+
+    def count_extensions(self) -> None:
+        """Set the lengths of slots that were extended; once no step that they decoded in is left to be counted."""
+        for slot in self._new_extensions:
+            self.table.num_tokens[slot] = self.table.request(slot).num_tokens
+
+    def plan_extensions(self, chunks: list[PrefillChunk]) -> tuple[SlotStart, ...]:
+        """Plan the extensions of slots whose first chunk since then is among these."""
+        if not self._new_extensions:
+            return ()
+        slots = [chunk.slot for chunk in chunks if chunk.slot in self._new_extensions]
+        for slot in slots:
+            del self._new_extensions[slot]
+        return tuple(map(self._extension, slots))
+
+    def _extension(self, slot: int) -> SlotStart:
+        request = self.table.request(slot)
+        return SlotStart(
+            slot=slot,
+            request_id=request.request_id,
+            token_ids=all_tokens(request),
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_computed_tokens=int(self.table.num_computed[slot]),
+            sampling=request.sampling,
+            block_ids=self.table.table(slot).copy(),
+            host_block_ids=(),
+        )
+
     def leave(self, request: Request) -> tuple[BlockIds, int]:
         """Release a request's slot and blocks. Its full blocks stay in the prefix cache.
 
@@ -177,15 +233,16 @@ class Running:
         """
         slot = request.slot
         phase = self.phases.leave(slot)
-        if phase is Phase.PREFILLING:
+        if phase in (Phase.PREFILLING, Phase.EXTENDED):
             computed = int(self.table.num_computed[slot])
             self.num_uncomputed_tokens -= request.num_tokens - computed
+            self._new_extensions.pop(slot, None)
         else:
             if phase in (Phase.FIRST_TOKEN_IN_FLIGHT, Phase.DECODING):
                 self._stop_decoding(slot)
             # Of the tokens that are known; a step in flight may be computing the last one.
             computed = request.num_tokens - 1
-            self.register(request, slot, computed)
+        self.register(request, slot, computed)
         self.tenants[request.scheduling.tenant] -= 1
         if not self.tenants[request.scheduling.tenant]:
             del self.tenants[request.scheduling.tenant]

@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 
 from inflight_engine.cache.block_pool import BlockPool
-from inflight_engine.request import FinishReason, Request, RequestState, TokenIds
+from inflight_engine.request import FinishReason, ForcedRun, Request, RequestState, TokenIds
 from inflight_engine.scheduling.admission import Admission
 from inflight_engine.scheduling.budget import fit_decodes, plan_prefills, runs_out
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.deadlines import Deadlines
 from inflight_engine.scheduling.decodes import DecodeGroup
 from inflight_engine.scheduling.in_flight import PlansInFlight
+from inflight_engine.scheduling.phases import Phase
 from inflight_engine.scheduling.plan import BlockGrowth, SlotStart, StepPlan
 from inflight_engine.scheduling.preemption import Preemptor
 from inflight_engine.scheduling.queues import WaitingQueues
@@ -62,6 +63,7 @@ class Scheduler:
         admission, preemptor: give slots to requests and take them away.
         deadlines: predicts until when a new request must start.
         num_steps: planned so far: the number of the next one.
+        num_forced_tokens: tokens that requests got without sampling them.
         changed: something other than growth may have to be decided.
     """
 
@@ -83,7 +85,7 @@ class Scheduler:
         self.preemptor = Preemptor(config, self.queues, self.running)
         self.admission = Admission(config, self.queues, self.running, self.preemptor)
         self.deadlines = Deadlines(config, pool)
-        self.num_steps = 0
+        self.num_steps = self.num_forced_tokens = 0
         self.changed = False
         self._limits = config.capacity
         self._requests: dict[int, Request] = {}
@@ -119,6 +121,7 @@ class Scheduler:
         """Plan a step in which something changes: every running decode the budget allows goes first, oldest first; then
         unfinished prefills; then admissions."""
         running, preempted, limits = self.running, self.preemptor.preempted, self._limits
+        running.count_extensions()
         if self.in_flight.counted is not None and runs_out(running, limits.max_num_batched_tokens):
             return None
         self.admission.forget_blocked()
@@ -132,7 +135,7 @@ class Scheduler:
             budget -= sum(chunk.length for chunk in chunks)
             starts, first_chunks = self.admission.admit(limits.max_num_seqs, budget, now)
             chunks += first_chunks
-        self.changed = bool(preempted or running.prefilling)
+        self.changed = bool(preempted or running.prefilling or running.extended)
         if not chunks and not len(decode_slots):
             return None  # All running requests end with the step in flight.
         plan = StepPlan(
@@ -144,6 +147,7 @@ class Scheduler:
             prefills=tuple(chunks),
             decode_slots=decode_slots,
             num_tokens=len(decode_slots) + sum(chunk.length for chunk in chunks),
+            extensions=running.plan_extensions(chunks),
         )
         self.in_flight.add(plan, running.registered)
         self.num_steps += 1
@@ -190,6 +194,48 @@ class Scheduler:
         for request, reason in zip(finished, ended.values(), strict=True):
             self._finish(request, reason)
         return finished
+
+    def force(self, runs: Sequence[ForcedRun]) -> tuple[list[ForcedRun], list[Request]]:
+        """Give requests the tokens that must follow, as far as they have room for them; right after `update` with the
+        tokens before. They are computed in one chunk where a step has room for it, and a step in flight computes their
+        requests in vain. Else they are not taken: they will be sampled one by one, which needs less.
+
+        Returns:
+            The runs that were taken, cut where their request reaches its length; and the requests that ended so.
+        """
+        running, clock = self.running, self.running.decodes.clock
+        taken: list[ForcedRun] = []
+        full: list[Request] = []
+        # Beside the other decodes, and what else is extended.
+        room = self._limits.max_num_batched_tokens - running.decodes.num_members - running.num_extended_tokens
+        for run in runs:
+            request = running.table.requests[run.slot]
+            if request is None or running.phases[run.slot] is not Phase.DECODING:
+                continue  # It has ended with the token before.
+            num_left = request.max_total_tokens - int(running.table.num_tokens[run.slot])
+            if len(run.token_ids) >= num_left:
+                taken.append(run._replace(token_ids=run.token_ids[:num_left]))
+                full.append(request)
+                self._finish(request, FinishReason.LENGTH)
+                self.queues.generated(request, num_left, clock)
+                room += 1
+            elif len(run.token_ids) <= room and self._extend(run):
+                taken.append(run)
+                room -= len(run.token_ids)
+        self.num_forced_tokens += sum(len(run.token_ids) for run in taken)
+        return taken, full
+
+    def _extend(self, run: ForcedRun) -> bool:
+        """Let a decoding request go on with a chunk; False: there are no blocks for it."""
+        pool, table = self.running.pool, self.running.table
+        num_tokens = int(table.num_tokens[run.slot]) + len(run.token_ids)
+        num_blocks = pool.blocks_for(num_tokens) - int(table.num_blocks[run.slot])
+        if num_blocks > pool.num_free:
+            return False
+        self.running.extend(run.slot, run.token_ids, pool.allocate(num_blocks))
+        self.in_flight.discard(run.slot)
+        self.changed = True
+        return True
 
     def add(self, request: Request) -> None:
         """Queue a new request. One that comes with tokens is continued: it resumes with them as after a preemption.

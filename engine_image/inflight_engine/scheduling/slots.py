@@ -75,6 +75,13 @@ class SlotTable:
         self.num_starts += 1
         return slot
 
+    def extend(self, slot: int, block_ids: BlockIds, num_computed: int) -> None:
+        """Append blocks to the table of a slot that is in prefill again."""
+        num_blocks = int(self.num_blocks[slot])
+        self.blocks[slot, num_blocks : num_blocks + len(block_ids)] = block_ids
+        self.num_blocks[slot] = num_blocks + len(block_ids)
+        self.num_computed[slot] = num_computed
+
     def release(self, slot: int) -> None:
         """Empty the slot."""
         self.requests[slot] = None

@@ -14,7 +14,7 @@ from inflight_gateway.relay.answers.usage import without_usage
 from inflight_gateway.relay.http.client import WRITE_BUFFER_BYTES, ClientConnection
 from inflight_gateway.relay.http.errors import ClientError
 from inflight_gateway.relay.record import Record
-from inflight_gateway.request.headers import passed_on
+from inflight_gateway.request.headers import of_answer
 from inflight_gateway.request.paths import Api, api_of
 
 MAX_UNSENT_BYTES = 2**20
@@ -111,7 +111,7 @@ class Delivery:
 
     def accepted(self, headers: Headers) -> None:
         """Keeps the headers of an engine's response."""
-        self._headers = passed_on(headers)
+        self._headers = of_answer(headers)
 
     def take(self, frame: Frame) -> None:
         """Buffers a frame with data.

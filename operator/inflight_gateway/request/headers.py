@@ -21,7 +21,7 @@ PROGRESS = "x-inflight-progress"
 
 TENANT = "x-inflight-tenant"
 SIGNATURE = "x-inflight-signature"
-"""Signature of the tenant, a line feed and the request id by the service's tenant keys, see `signing.signed`."""
+"""Signature of `signing.tenant_message` by the service's tenant keys, see `signing.signed`."""
 TENANT_SIGNATURE_V1 = "x-inflight-tenant-signature"
 """The signature for engines of release 0.2: without a time, by one key."""
 
@@ -36,3 +36,9 @@ _NOT_PASSED_ON = frozenset((b"content-length", *(name.encode() for name in INTER
 def passed_on(headers: Headers) -> Headers:
     """Returns the headers without hop-by-hop and internal ones, and without the length of the body."""
     return [header for header in end_to_end(headers) if header[0] not in _NOT_PASSED_ON]
+
+
+def of_answer(headers: Headers) -> Headers:
+    """Returns the headers of an engine's response that clients get, but its length. Which pages of other origins may
+    read it is the gateway's to say: vLLM permits all."""
+    return [header for header in passed_on(headers) if not header[0].startswith(b"access-control-")]

@@ -81,7 +81,8 @@ def reviewer(configuration: client.Configuration) -> Callable[[str], Verdict]:
 
 
 class Access:
-    """Decides about clients, from any thread. One token at a time is reviewed.
+    """Decides about clients, from any thread. One token at a time is reviewed of those that were let in last time, and
+    one of all others, for whose flood the former do not wait.
 
     Args:
         review: decides about a token.
@@ -91,7 +92,8 @@ class Access:
     def __init__(self, review: Callable[[str], Verdict], clock: Callable[[], float] = monotonic) -> None:
         self._review = review
         self._clock = clock
-        self._reviewing = Lock()
+        self._reviewing = {True: Lock(), False: Lock()}
+        self._keeping = Lock()
         self._kept: dict[bool, dict[bytes, tuple[Verdict, float]]] = {True: {}, False: {}}
 
     def verdict(self, authorization: str) -> Verdict:
@@ -104,12 +106,13 @@ class Access:
         found = self._found(name)
         if found is not None:
             return found
-        if not self._reviewing.acquire(timeout=REVIEW_SECONDS):
+        reviewing = self._reviewing[name in self._kept[True]]
+        if not reviewing.acquire(timeout=REVIEW_SECONDS):
             return Verdict.UNDECIDED
         try:
             return self._found(name) or self._decided(name, token)
         finally:
-            self._reviewing.release()
+            reviewing.release()
 
     def _found(self, name: bytes) -> Verdict | None:
         now = self._clock()
@@ -126,9 +129,11 @@ class Access:
             logger.warning("a client of /metrics gets 503: %s", error)
             return Verdict.UNDECIDED
         let_in = verdict is Verdict.ALLOWED
-        kept = self._kept[let_in]
-        kept.pop(name, None)
-        if len(kept) >= KEPT:
-            del kept[next(iter(kept))]
-        kept[name] = verdict, self._clock() + KEPT_SECONDS[let_in]
+        with self._keeping:
+            for each in self._kept.values():
+                each.pop(name, None)
+            kept = self._kept[let_in]
+            if len(kept) >= KEPT:
+                del kept[next(iter(kept))]
+            kept[name] = verdict, self._clock() + KEPT_SECONDS[let_in]
         return verdict

@@ -15,7 +15,7 @@ from inflight_engine.recording import content
 from inflight_engine.recording.reader import Recording
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.recording.replay import Survey, replay
-from inflight_engine.request import FinishReason, Request, SamplingParams
+from inflight_engine.request import FinishReason, ForcedRun, Request, SamplingParams
 from inflight_engine.scheduling.plan import PrefillChunk, SlotStart, StepPlan
 from inflight_settings.limits import Limits, LimitsInForce
 from tests.engine.recording.workload import CONFIG, Keep, Workload, config
@@ -78,15 +78,15 @@ def test_a_run_reads_like_this():
     assert header["config"]["capacity"]["max_num_seqs"] == CONFIG.capacity.max_num_seqs
     assert events == [
         ["add", 7, 1.5, 5, 0, 9, scheduling, [[0, 1]]],
-        ["step", 0, 250000, [0, 5, 0, 15, 0], 1158177930, [], False, []],
-        ["step", 1, 1000, [1, 0, 6, 0, 0], 3954038922, [], False, []],
+        ["step", 0, 250000, [0, 5, 0, 15, 0], 1158177930, [], False, [], []],
+        ["step", 1, 1000, [1, 0, 6, 0, 0], 3954038922, [], False, [], []],
         ["same", [2000, 3000]],
-        ["step", 4, 4000, [1, 0, 9, 0, 0], 3954038922, [], True, []],
+        ["step", 4, 4000, [1, 0, 9, 0, 0], 3954038922, [], True, [], []],
         ["same", [5000]],
         ["limits", {"max_num_seqs": 2, "max_num_batched_tokens": 8}, 5],
         ["weights", {"chat": 2.0}],
         ["rates", None],
-        ["step", 6, 6000, [1, 0, 11, 0, 0], 3954038922, None, False, []],
+        ["step", 6, 6000, [1, 0, 11, 0, 0], 3954038922, None, False, [], []],
         ["cancel", 7, "error"],
         ["blocks", 7, [[1, 1]]],
     ]
@@ -272,10 +272,13 @@ def test_steps_with_another_context_or_after_a_failed_one_do_not_repeat():
     record.stepped(plan(3, decodes), work(4), [], 0.001)
     record.stepped(plan(4, decodes), work(5), [], 0.001)
     record.stepped(plan(5, decodes), work(6), [], 0.001, failed_slots=(3,))
+    run = ForcedRun(3, np.array([8, 9], np.int32), ends=False)
+    record.stepped(plan(6, decodes), work(7), [], 0.001, forced=[run])
     record.close()
-    *_, last = lines(sink.content)
-    assert last[-1] == [3]
-    assert [line[0] for line in lines(sink.content)[1:]] == ["step", "step", "step", "step", "same", "step"]
+    *_, failed, forced = lines(sink.content)
+    assert failed[-2:] == [[3], []]
+    assert forced[-2:] == [[], [[3, 2]]]
+    assert [line[0] for line in lines(sink.content)[1:]] == ["step", "step", "step", "step", "same", "step", "step"]
 
 
 def test_a_failed_step_is_told_from_one_that_gave_no_end():

@@ -10,7 +10,7 @@ import numpy as np
 
 from inflight_cost.model import CostModel
 from inflight_engine.cache.swap import SwapRates
-from inflight_engine.request import FinishReason, Request, SamplingParams, TokenIds
+from inflight_engine.request import FinishReason, ForcedRun, Request, SamplingParams, TokenIds
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.scheduler import Scheduler
@@ -23,6 +23,7 @@ SMALL = SchedulerConfig(Limits(4, 16), num_blocks=16, block_size=4, max_model_le
 
 Fails: TypeAlias = Callable[[StepPlan], bool]
 FailingSlots: TypeAlias = Callable[[StepPlan], Set[int]]
+Forces: TypeAlias = Callable[[], int]
 
 
 def never(plan: StepPlan) -> bool:
@@ -35,6 +36,10 @@ def no_slots(plan: StepPlan) -> Set[int]:
 
 def nothing() -> None:
     pass
+
+
+def no_tokens() -> int:
+    return 0
 
 
 @dataclass(slots=True)
@@ -82,7 +87,8 @@ class Driver:
         unscored: of requests that ask for log-probabilities of their prompts, the positions that were not computed yet.
         late_tokens: sampled for requests that had ended. put_back: requests that a broken step before theirs cost
             their slot. misled: those that found blocks of a step one of whose chunks was not computed. waited: how
-            often nothing was planned before the tokens of the step under way.
+            often nothing was planned before the tokens of the step under way. forced: tokens that requests got without
+        sampling them. unforced: how often there was no room for such.
     """
 
     def __init__(
@@ -108,7 +114,7 @@ class Driver:
         self.lookahead = lookahead
         self.now = 0.0
         self.under_way: Launched | None = None
-        self.late_tokens = self.put_back = self.misled = self.waited = 0
+        self.late_tokens = self.put_back = self.misled = self.waited = self.forced = self.unforced = 0
         self.unscored: dict[int, set[int]] = {}
         self._domains: dict[tuple[str, str] | int, int] = {}
 
@@ -165,13 +171,18 @@ class Driver:
         return known
 
     def step(
-        self, fails: Fails = never, meanwhile: Callable[[], None] = nothing, failing_slots: FailingSlots = no_slots
+        self,
+        fails: Fails = never,
+        meanwhile: Callable[[], None] = nothing,
+        failing_slots: FailingSlots = no_slots,
+        forces: Forces = no_tokens,
     ) -> StepPlan | None:
         """Runs an iteration and returns its plan: with lookahead the next one is launched before it is taken in.
 
         Where `fails` says so the runner breaks in a step, and the requests that it was for end: it breaks when it is
         launched, and with lookahead every other time when its tokens are collected. `meanwhile` happens while steps are
-        under way. `failing_slots`: slots that a step has no memory for, where it does not break.
+        under way. `failing_slots`: slots that a step has no memory for, where it does not break. `forces`: how many
+        tokens must follow one that was sampled.
         """
         self.plans = []
         step = self.under_way or self._launch(fails, ahead=False)
@@ -182,7 +193,7 @@ class Driver:
             self.rules.counted(step.plan)
             self.under_way = self._launch(fails, ahead=True)
         meanwhile()
-        self._take_in(step, failing_slots)
+        self._take_in(step, failing_slots, forces)
         return step.plan
 
     def _launch(self, fails: Fails, *, ahead: bool) -> Launched | None:
@@ -213,7 +224,7 @@ class Driver:
         owners = {slot: self.slot_owner[slot] for slot in computing}
         return Launched(plan, owners, token_ids, written, self.runner.computed, breaks)
 
-    def _take_in(self, step: Launched, failing_slots: FailingSlots) -> None:
+    def _take_in(self, step: Launched, failing_slots: FailingSlots, forces: Forces) -> None:
         plan = step.plan
         left = {slot for slot, request_id in step.owners.items() if request_id in self.finished} | step.put_back
         assert self.scheduler.discarded_slots(plan) & step.owners.keys() == left, "discarded_slots is not who has ended"
@@ -253,7 +264,45 @@ class Driver:
             assert request.finish_reason == (FinishReason.STOP if stopped else FinishReason.LENGTH)
             self._end(request.request_id, request.finish_reason)
         assert ended == complete, "requests must end with their last token, and no others"
+        self._force([slot for slot in plan.sampled_slots.tolist() if slot not in left], step.owners, forces)
         self.rules.check_counters(self.scheduler)
+
+    def _force(self, slots: list[int], owners: dict[int, int], forces: Forces) -> None:
+        """Some requests that sampled a token get those that follow, as alone, up to one that ends them."""
+        runs = []
+        for slot in slots:
+            output, expected = self.outputs[owners[slot]], self.expected.get(owners[slot], [])
+            request = self.rules.requests[owners[slot]].request if expected else None
+            stops = () if request is None else request.sampling.stop_token_ids
+            follow = [each for each in expected[len(output) :][: forces()] if each not in stops]
+            if follow:
+                runs.append(ForcedRun(slot, np.array(follow, np.int32), ends=False))
+        tables = {run.slot: len(self.runner.sequences[owners[run.slot]].blocks) for run in runs}
+        taken, full = self.scheduler.force(runs)
+        lengths = {run.slot: len(run.token_ids) for run in taken}
+        assert [*lengths] == [run.slot for run in runs if run.slot in lengths], "runs are taken out of order"
+        for run in runs:
+            request_id, tokens = owners[run.slot], run.token_ids.tolist()
+            output = self.outputs[request_id]
+            num_known = self.rules.requests[request_id].request.num_prompt_tokens + len(output)
+            if run.slot not in lengths:
+                self.rules.check_not_extended(request_id, num_known, len(tokens))
+                self.unforced += 1
+                continue
+            assert lengths[run.slot] == len(tokens), "a run is cut though the request is longer"
+            output += tokens
+            self.forced += len(tokens)
+            if len(output) == self.rules.requests[request_id].request.sampling.max_tokens:
+                known = self.rules.requests[request_id]
+                assert known.request in full, "a request goes on beyond its length"
+                self._end(request_id, FinishReason.LENGTH)
+                self.rules.queues.generated(known, len(tokens))
+                continue
+            blocks = self.scheduler.running.table.table(run.slot)[tables[run.slot] :].tolist()
+            self.rules.extended(request_id, num_known, tokens, blocks)
+            if self.under_way is not None and self.under_way.owners.get(run.slot) == request_id:
+                self.under_way.put_back.add(run.slot)
+        assert len(full) == sum(owners[slot] in self.finished for slot in lengths), "requests end that are not complete"
 
     def _fail_slots(self, step: Launched, failing: Set[int]) -> None:
         """There is no memory for these slots: what their chunks should have written holds nothing, and what was

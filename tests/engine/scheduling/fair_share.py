@@ -60,9 +60,9 @@ class FairShare:
     def decode_ends(self, client: str) -> None:
         self._decoding[client] -= 1
 
-    def generated(self, client: str) -> None:
-        """A token of a decode."""
-        self._serve(client, OUTPUT_TOKEN)
+    def generated(self, client: str, count: int = 1) -> None:
+        """Output tokens."""
+        self._serve(client, OUTPUT_TOKEN * count)
 
     def _serve(self, client: str, cost: int) -> None:
         if client not in self._served:

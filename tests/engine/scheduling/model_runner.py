@@ -76,7 +76,8 @@ class ModelSequence:
         confirmed: how many of those a hit brought, or steps whose tokens the scheduler took in.
         slot: -1 while it has none.
         started: number of its last start among all starts.
-        samples: tokens sampled since its last start; a request that has one decodes.
+        samples: tokens sampled since its last start or extension; a request that has one decodes.
+        extended: when it was extended, among all extensions, and did not decode since; -1: it did.
     """
 
     request_id: int
@@ -90,6 +91,7 @@ class ModelSequence:
     slot: int = -1
     started: int = -1
     samples: int = 0
+    extended: int = -1
 
     @property
     def decodes(self) -> bool:
@@ -137,6 +139,8 @@ class ModelRunner:
         self.starts = 0
         self.hit_tokens = 0
         self.owed_releases: set[int] = set()
+        self.owed_extensions: set[int] = set()
+        self.extensions = 0
         self.written: list[tuple[int, int]] = []
         self.computed: list[Computed] = []
 
@@ -160,7 +164,22 @@ class ModelRunner:
         self._drop_blocks(sequence)
         self._drop_host_blocks(sequence)
         if sequence.slot >= 0:
-            self.owed_releases.add(sequence.slot)
+            self._leave(sequence.slot)
+
+    def extend(self, request_id: int, num_known: int, token_ids: list[int], blocks: list[int]) -> None:
+        """A request that decodes gets tokens that it did not sample, and blocks for them. What a step under way
+        computes for it beyond the `num_known` before them is worth nothing."""
+        sequence = self.sequences[request_id]
+        del sequence.token_ids[num_known:], sequence.stamps[num_known:]
+        sequence.extend(token_ids)
+        sequence.computed, sequence.samples = num_known - 1, 0
+        for block in blocks:
+            assert not self.refs[block], f"block {block} is given out while it is owned"
+        sequence.blocks += blocks
+        self._take(blocks)
+        sequence.extended = self.extensions
+        self.extensions += 1
+        self.owed_extensions.add(sequence.slot)
 
     def execute(self, plan: StepPlan) -> TokenIds:
         """Checks the plan, does what it says, and returns the sampled tokens."""
@@ -211,7 +230,7 @@ class ModelRunner:
             sequence.stamps.pop()
         sequence.computed = sequence.confirmed = 0
         self._drop_blocks(sequence)
-        self.owed_releases.add(sequence.slot)
+        self._leave(sequence.slot)
 
     def _apply(self, plan: StepPlan) -> None:
         assert plan.step == self.steps, "steps are numbered without gaps"
@@ -222,6 +241,10 @@ class ModelRunner:
             self._release(plan)
         for start in plan.starts:
             self._start(start)
+        for extension in plan.extensions:
+            self._extend(extension)
+        chunks = {chunk.slot for chunk in plan.prefills}
+        assert self.owed_extensions.isdisjoint(chunks), "the runner does not know tokens that it is to compute"
         if plan.growth is not None:
             self._grow(plan)
 
@@ -250,7 +273,11 @@ class ModelRunner:
                 sequence.computed = 0
             sequence.confirmed = 0
             self._drop_blocks(sequence)
-            self.owed_releases.add(preemption.slot)
+            self._leave(preemption.slot)
+
+    def _leave(self, slot: int) -> None:
+        self.owed_releases.add(slot)
+        self.owed_extensions.discard(slot)
 
     def _release(self, plan: StepPlan) -> None:
         released = set(plan.releases)
@@ -297,9 +324,21 @@ class ModelRunner:
             assert not self.refs[block], f"block {block} is given out while it is owned"
         sequence.slot, sequence.blocks, sequence.computed, sequence.samples = slot, blocks, computed, 0
         sequence.confirmed = 0 if hosts else computed
-        sequence.started = self.starts
+        sequence.started, sequence.extended = self.starts, -1
         self.starts += 1
         self._take(blocks)
+
+    def _extend(self, extension: SlotStart) -> None:
+        slot = extension.slot
+        assert slot in self.owed_extensions, f"slot {slot} is extended for no reason"
+        self.owed_extensions.remove(slot)
+        sequence = self.slots[slot]
+        assert extension.request_id == sequence.request_id, "an extension names another request than the slot's"
+        assert extension.token_ids.tolist() == sequence.token_ids, "an extension has other tokens than the request"
+        assert extension.num_computed_tokens == sequence.computed, "an extended request does not go on where it was"
+        assert extension.block_ids.tolist() == sequence.blocks, "an extension has other blocks than the request"
+        assert len(sequence.blocks) == -(-len(sequence.token_ids) // self.block_size), "blocks are not just enough"
+        assert not extension.host_block_ids, "an extension is copied from host memory"
 
     def _grow(self, plan: StepPlan) -> None:
         growth = plan.growth
@@ -335,6 +374,7 @@ class ModelRunner:
             memory[sequence.blocks[index]][offset] = sequence.stamps[position]
             written.append((sequence.blocks[index], offset))
             sequence.computed += 1
+            sequence.extended = -1
         for chunk in plan.prefills:
             sequence = self.slots[chunk.slot]
             end = chunk.start + chunk.length

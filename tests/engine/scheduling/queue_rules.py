@@ -189,9 +189,9 @@ class QueueRules:
         for shares, client in self._accounts(known):
             shares.decode_ends(client)
 
-    def generated(self, known: Known) -> None:
+    def generated(self, known: Known, count: int = 1) -> None:
         for shares, client in self._accounts(known):
-            shares.generated(client)
+            shares.generated(client, count)
 
     def _accounts(self, known: Known) -> list[tuple[FairShare, str]]:
         name = known.request.scheduling.service_class

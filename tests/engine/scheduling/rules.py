@@ -172,6 +172,37 @@ class Rules:
         self._cache.leave(sequence)
         self.queues.pause(known)
         known.ending = False
+        self._compute_in_vain(request_id)
+
+    def extended(self, request_id: int, num_known: int, token_ids: list[int], blocks: list[int]) -> None:
+        """It goes on with tokens that it did not sample, which count as those that it does, with the one that their
+        chunk samples. `blocks`: that it got for them."""
+        known = self.requests[request_id]
+        for block in blocks:
+            self._cache.give_out(block)
+        self.runner.extend(request_id, num_known, token_ids, blocks)
+        self.queues.decode_ends(known)
+        self.queues.generated(known, len(token_ids) + 1)
+        self._compute_in_vain(request_id)
+
+    def check_not_extended(self, request_id: int, num_known: int, num_more: int) -> None:
+        """It did not get so many tokens, and must sample them: blocks or the budget of a step do not suffice."""
+        size, running = self.config.block_size, self.runner.running
+        lacking = -(-(num_known + num_more) // size) - len(self.runner.sequences[request_id].blocks)
+        extended = sum(len(each.stamps) - each.computed for each in running if each.extended >= 0 and not each.decodes)
+        for under_way in self._under_way.values():
+            for chunk in () if under_way.counted else under_way.plan.prefills:
+                owner = under_way.computed[chunk.slot][0]
+                if owner in self.requests and self.runner.sequences[owner].extended >= 0:
+                    extended += chunk.length
+        decoding = sum(known.decoding for known in self.requests.values())
+        assert (
+            lacking > self.config.num_blocks - self.runner.num_owned
+            or decoding + extended + num_more > self.limits.max_num_batched_tokens
+        ), "tokens are sampled one by one though there is room for them at once"
+
+    def _compute_in_vain(self, request_id: int) -> None:
+        """Let what steps under way compute for a request count for nothing."""
         for under_way in self._under_way.values():
             for slot, (owner, _) in under_way.computed.items():
                 if owner == request_id:
@@ -205,6 +236,10 @@ class Rules:
                 tables[self.runner.slots[slot].request_id].add(block)
         for start in plan.starts:
             self._check_start(start, tables)
+        for extension in plan.extensions:
+            request = self.requests[extension.request_id].request
+            assert extension.num_prompt_tokens == request.num_prompt_tokens, "num_prompt_tokens is wrong"
+            assert extension.sampling is request.sampling, "sampling is another request's"
 
     def after(self, plan: StepPlan) -> None:
         """Checks what a plan left undone, once it is carried out."""
@@ -560,9 +595,10 @@ class Rules:
         return needed - shared + self._cache.num_unowned(sequence.stamps, num_tokens)
 
     def _check_chunk_order(self, plan: StepPlan, running: list[ModelSequence]) -> None:
-        """In order of admission everybody's prompt is done, but the last one that got any of the budget."""
+        """In order of admission everybody's prompt is done, but the last one that got any of the budget; extensions are
+        done before."""
         lacking = False
-        for sequence in sorted(running, key=lambda each: each.started):
+        for sequence in sorted(running, key=lambda each: (each.extended < 0, each.extended, each.started)):
             if lacking:
                 got = any(chunk.slot == sequence.slot for chunk in plan.prefills)
                 assert not got, "a prompt gets budget before one that was admitted earlier"

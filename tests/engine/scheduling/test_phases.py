@@ -13,6 +13,12 @@ WAYS = {
         Phase.LAST_TOKEN_IN_FLIGHT,
         Phase.FINISHED,
     ),
+    "one that is extended": (
+        Phase.FIRST_TOKEN_IN_FLIGHT,
+        Phase.DECODING,
+        Phase.EXTENDED,
+        Phase.FIRST_TOKEN_IN_FLIGHT,
+    ),
     "one of a single token": (Phase.FIRST_TOKEN_IN_FLIGHT, Phase.ONLY_TOKEN_IN_FLIGHT, Phase.FINISHED),
 }
 

@@ -21,10 +21,10 @@ from inflight_engine.request import Request, TokenIds
 from inflight_engine.scheduling import admission, class_queue, preemption, queues
 from inflight_engine.scheduling import running as running_module
 from inflight_engine.scheduling import scheduler as scheduler_module
-from inflight_engine.scheduling.budget import fit_decodes
+from inflight_engine.scheduling.budget import fit_decodes, plan_prefills
 from inflight_engine.scheduling.class_queue import ClassQueue
 from inflight_engine.scheduling.deadlines import Deadlines
-from inflight_engine.scheduling.plan import StepPlan
+from inflight_engine.scheduling.plan import PrefillChunk, StepPlan
 from inflight_engine.scheduling.policies.deadline import Deadline
 from inflight_engine.scheduling.policies.fcfs import Fcfs
 from inflight_engine.scheduling.policies.priority import Priority
@@ -78,11 +78,13 @@ Plant = Callable[[Scheduler, Patch], None]
 
 
 class Fault(NamedTuple):
-    """`caught`: what the model must say. `fields`: of the configuration, where it differs from `BUSY`."""
+    """`caught`: what the model must say. `fields`: of the configuration, where it differs from `BUSY`. `forces`:
+    requests get tokens that they do not sample."""
 
     plant: Plant
     caught: str
     fields: Mapping[str, Any] = MappingProxyType({})
+    forces: bool = False
 
 
 def falsify(change: Callable[[StepPlan], StepPlan]) -> Plant:
@@ -377,6 +379,27 @@ def plans_on_old_lengths(scheduler: Scheduler, patch: Patch) -> None:
             num_tokens[under_way] += 1
 
     patch.setattr(decodes, "growing", growing_wrongly)
+
+
+def counts_what_a_step_under_way_samples(scheduler: Scheduler, patch: Patch) -> None:
+    force, in_flight = scheduler.force, scheduler.in_flight
+
+    def discarding_nothing(runs):
+        with pytest.MonkeyPatch.context() as silent:
+            silent.setattr(in_flight, "discard", lambda slot: None)
+            return force(runs)
+
+    patch.setattr(scheduler, "force", discarding_nothing)
+
+
+def plans_prompts_first(running: Running, budget: int) -> list[PrefillChunk]:
+    extended, prefilling = running.extended, running.prefilling
+    running.extended = {}.keys()
+    chunks = plan_prefills(running, budget)
+    running.extended, running.prefilling = extended, {}.keys()
+    chunks += plan_prefills(running, budget - sum(chunk.length for chunk in chunks))
+    running.prefilling = prefilling
+    return chunks
 
 
 def drops_the_last_token(leave, slot):
@@ -727,6 +750,28 @@ FAULTS = {
     "a plan made ahead grows tables as if no step were under way": Fault(
         plans_on_old_lengths, "a table grows|a token has no block|nothing is planned|growth leaves", LOOKAHEAD
     ),
+    "the runner is not told of forced tokens": Fault(
+        falsify(lambda plan: changed(plan, extensions=())), "does not know tokens that it is to compute", forces=True
+    ),
+    "forced tokens follow one that a step under way samples": Fault(
+        counts_what_a_step_under_way_samples, "discarded_slots is not who has ended", LOOKAHEAD, forces=True
+    ),
+    "forced tokens cost a tenant nothing": Fault(
+        wrap("queues", "generated", lambda generated, *arguments: None),
+        "fair: request .* overtakes|nobody is admitted though the next request fits",
+        {"policy": "fair"},
+        forces=True,
+    ),
+    "forced tokens take blocks that nobody counts": Fault(
+        wrap("running.table", "extend", lambda extend, slot, blocks, computed: extend(slot, blocks[:0], computed)),
+        "blocks are in use where block tables",
+        forces=True,
+    ),
+    "extended requests wait behind prompts": Fault(
+        set_attribute(scheduler_module, "plan_prefills", plans_prompts_first),
+        "before one that was admitted earlier",
+        forces=True,
+    ),
     "a request ends too late": Fault(
         wrap("running.decodes", "advance", lambda advance: (advance(), [])[1]),
         "must end with their last token",
@@ -737,6 +782,7 @@ FAULTS = {
 def run(fault: Fault, plant: bool, patch: Patch) -> None:
     for seed in SEEDS:
         workload = Workload(seed, **BUSY | fault.fields)
+        workload.forced_share = 0.3 * fault.forces
         if plant:
             fault.plant(workload.driver.scheduler, patch)
         for _ in range(STEPS):

@@ -20,7 +20,7 @@ from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.preemption import VICTIMS
 from inflight_settings.scheduling import PreemptionMode, ServiceClass
-from tests.engine.scheduling.driver import Driver, FailingSlots, Fails, never, no_slots, nothing
+from tests.engine.scheduling.driver import Driver, FailingSlots, Fails, Forces, never, no_slots, no_tokens, nothing
 from tests.engine.scheduling.model_runner import VOCAB
 
 TENANTS = ("", "", "", "a", "b")
@@ -110,6 +110,8 @@ class Workload:
         self.random, self.failures = Random(seed), Random(f"failures {seed}")
         self.deadlines, self.memory = Random(f"deadlines {seed}"), Random(f"memory {seed}")
         self.scoring, self.continuing = Random(f"scoring {seed}"), Random(f"continuing {seed}")
+        self.forcing = Random(f"forcing {seed}")
+        self.forced_share = self.forcing.choice((0.0, 0.05, 0.3))
         self.short_of_memory = self.memory.random() < 0.5
         self.fields = random_fields(self.random, self.deadlines) | fixed
         self.driver = Driver(**self.fields)
@@ -137,7 +139,7 @@ class Workload:
         while random.random() < self.load and self.driver.scheduler.num_waiting < self.most_waiting:
             self._add()
         self._interfere()
-        self._step(self._fails, self._meanwhile, self._failing_slots)
+        self._step(self._fails, self._meanwhile, self._failing_slots, self._forces)
 
     def finish(self) -> None:
         """Steps until nothing is left."""
@@ -191,22 +193,32 @@ class Workload:
             self.events.append(("no memory for slots", *failing))
         return failing
 
+    def _forces(self) -> int:
+        return self.forcing.choice((1, 2, 3, 7, 30)) if self.forcing.random() < self.forced_share else 0
+
     def _step(
-        self, fails: Fails = never, meanwhile: Callable[[], None] = nothing, failing_slots: FailingSlots = no_slots
+        self,
+        fails: Fails = never,
+        meanwhile: Callable[[], None] = nothing,
+        failing_slots: FailingSlots = no_slots,
+        forces: Forces = no_tokens,
     ) -> None:
         driver = self.driver
         swapped, hits, throttled = driver.rules.num_swaps, driver.runner.hit_tokens, driver.rules.num_throttled
         late_starts = driver.rules.queues.num_late
         late_tokens, put_back, waited = driver.late_tokens, driver.put_back, driver.waited
-        misled, passed = driver.misled, driver.rules.num_passed
+        misled, forced, unforced = driver.misled, driver.forced, driver.unforced
+        passed = driver.rules.num_passed
         counts = self.counts
-        if driver.step(fails, meanwhile, failing_slots) is None:
+        if driver.step(fails, meanwhile, failing_slots, forces) is None:
             counts["idle"] += 1
         counts["steps"] += 1
         counts["late_starts"] += driver.rules.queues.num_late - late_starts
         counts["late_tokens"] += driver.late_tokens - late_tokens
         counts["put_back"] += driver.put_back - put_back
         counts["misled"] += driver.misled - misled
+        counts["forced"] += driver.forced - forced
+        counts["unforced"] += driver.unforced - unforced
         counts["waited"] += driver.waited - waited
         counts["passed"] += driver.rules.num_passed - passed
         counts["throttled"] += driver.rules.num_throttled - throttled
@@ -220,6 +232,7 @@ class Workload:
             counts["starts"] += len(plan.starts)
             counts["swaps_in"] += sum(bool(start.host_block_ids) for start in plan.starts)
             counts["preemptions"] += len(plan.preemptions)
+            counts["extensions"] += len(plan.extensions)
             counts["chunked"] += any(not chunk.samples for chunk in plan.prefills)
 
     def _tokens(self, count: int) -> list[int]:
@@ -324,5 +337,7 @@ def described(event: object) -> str:
         parts.append(f"grows slots {event.growth.slots.tolist()} by blocks {event.growth.block_ids.tolist()}")
     for chunk in event.prefills:
         parts.append(f"prefills slot {chunk.slot} [{chunk.start}, {chunk.start + chunk.length})")
+    for each in event.extensions:
+        parts.append(f"extends slot {each.slot} from {each.num_computed_tokens} to {len(each.token_ids)} tokens")
     parts.append(f"decodes {event.decode_slots.tolist()}")
     return ", ".join(parts)

@@ -70,6 +70,7 @@ OWN = {
     "inflight_draining": "gauge",
     "inflight_engine_restarts_total": "counter",
     "inflight_step_out_of_memory_total": "counter",
+    "inflight_forced_tokens_total": "counter",
     "inflight_requests_resubmitted_total": "counter",
     "inflight_swapped_blocks": "gauge",
     "inflight_kv_cache_tokens": "gauge",

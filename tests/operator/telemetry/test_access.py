@@ -1,5 +1,7 @@
 """Who may read the metrics, and what a flood of wrong tokens costs."""
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from types import SimpleNamespace
 
 import httpx
@@ -93,6 +95,32 @@ def test_wrong_tokens_do_not_push_out_who_is_let_in_and_are_bounded(access, revi
     assert access.verdict("Bearer prometheus") is Verdict.ALLOWED
     assert reviews.asked == []
     assert [len(kept) for kept in access._kept.values()] == [1, KEPT]
+
+
+def test_who_was_let_in_does_not_wait_for_the_reviews_of_strangers(reviews, clock):
+    begun, go = Event(), Event()
+
+    def review(token):
+        if token == "stranger":
+            begun.set()
+            go.wait(60)
+        return reviews(token)
+
+    access = Access(review, lambda: clock.now)
+    assert access.verdict("Bearer prometheus") is Verdict.ALLOWED
+    clock.now += KEPT_SECONDS[True]
+    with ThreadPoolExecutor() as threads:
+        stranger = threads.submit(access.verdict, "Bearer stranger")
+        try:
+            assert begun.wait(60)
+            assert access.verdict("Bearer prometheus") is Verdict.ALLOWED
+            reviews.known["prometheus"] = Verdict.FORBIDDEN
+            clock.now += KEPT_SECONDS[True]
+            assert access.verdict("Bearer prometheus") is Verdict.FORBIDDEN
+        finally:
+            go.set()
+        assert stranger.result() is Verdict.UNKNOWN
+    assert access._kept[True] == {}  # it is a stranger now
 
 
 def test_an_account_that_loses_the_right_is_refused_at_the_next_review(access, reviews, clock):

@@ -22,8 +22,9 @@ class PlanEncoder:
         self._slots: Slots | None = None
 
     def encode(self, plan: StepPlan) -> bytes:
-        if any(_differs(start.sampling) for start in plan.starts):
-            plan = msgspec.structs.replace(plan, starts=tuple(map(_for_others, plan.starts)))
+        if any(_differs(start.sampling) for start in plan.all_starts):
+            starts, extensions = (tuple(map(_for_others, each)) for each in (plan.starts, plan.extensions))
+            plan = msgspec.structs.replace(plan, starts=starts, extensions=extensions)
         if plan.decode_slots is self._slots:
             plan = msgspec.structs.replace(plan, decode_slots=_SAME_SLOTS)
             return b"=" + pickle.dumps(plan, pickle.HIGHEST_PROTOCOL)

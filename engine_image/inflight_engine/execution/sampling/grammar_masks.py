@@ -14,7 +14,7 @@ from inflight_engine.execution.sampling.token_rules import TokenMask, TokenRules
 from inflight_engine.grammars.compiled import Grammars
 from inflight_engine.grammars.matching import Bits, Matching
 from inflight_engine.output import GrammarEnd
-from inflight_engine.request import TokenIds
+from inflight_engine.request import ForcedRun, TokenIds
 from inflight_engine.scheduling.plan import Slots, SlotStart, StepPlan
 
 
@@ -41,8 +41,10 @@ class GrammarMasks:
         self._matchings: dict[int, TokenMask] = {}
 
     def apply(self, plan: StepPlan) -> None:
-        """Apply the starts and releases of a plan, before anything of its step is computed. Generated tokens of a
-        request that starts again are replayed."""
+        """Apply the starts, extensions and releases of a plan, before anything of its step is computed. Generated
+        tokens of a request that starts again are replayed."""
+        for extension in plan.extensions:
+            self._extend(extension)
         if self._matchings:
             for slot in (*plan.releases, *(start.slot for start in plan.starts)):
                 self._matchings.pop(slot, None)
@@ -85,15 +87,26 @@ class GrammarMasks:
             matching.take(token_id)
         self._matchings[start.slot] = matching
 
+    def _extend(self, extension: SlotStart) -> None:
+        """Go on by the tokens of a slot that are new. A copy does: a step in flight may still take in its token."""
+        matching = self._matchings.get(extension.slot)
+        if matching is not None:  # other ranks than the first have none
+            output = extension.token_ids[extension.num_prompt_tokens :]
+            self._matchings[extension.slot] = matching.after(output.tolist())
 
-def take_tokens(rows: Iterable[GrammarRow], token_ids: TokenIds) -> list[GrammarEnd]:
-    """Go on by a step's tokens (int32 [N]); returns the slots that end with them."""
-    ends = []
+
+def take_tokens(rows: Iterable[GrammarRow], token_ids: TokenIds) -> tuple[list[GrammarEnd], list[ForcedRun]]:
+    """Go on by a step's tokens (int32 [N]); returns the slots that end with them, and what must follow in others."""
+    ends, forced = [], []
     for row, slot, matching in rows:
         matching.take(int(token_ids[row]))
         if matching.error or matching.complete:
             ends.append(GrammarEnd(slot, matching.error))
-    return ends
+            continue
+        run, last = matching.forced()
+        if run:
+            forced.append(ForcedRun(slot, np.array(run, np.int32), last))
+    return ends, forced
 
 
 def mask_rows(logits: torch.Tensor, rows: Slots, bits: Bits) -> None:

@@ -50,14 +50,14 @@ class HostSampler:
         self._logprobs.apply(plan)
         for slot in plan.releases:
             self._release(slot)
-        for start in plan.starts:
+        for start in plan.all_starts:
             # A step that failed half-way may have lost the release.
             self._release(start.slot)
             self._start(start)
         free = self._min_tokens.advance(plan)
         for slot, biases in free.items():
             self._set_biases(slot, biases)
-        if not (plan.releases or plan.starts or free):
+        if not (plan.releases or plan.all_starts or free):
             return
         self._asked = int(np.bitwise_or.reduce(self._asks))
 

@@ -54,7 +54,7 @@ class SlotTable:
         flight still counts for the request before is forgotten."""
         for slot in plan.releases:
             self._min_tokens.release(slot)
-        self._start(plan.starts)
+        self._start(plan.all_starts)
         for slot, biases in self._min_tokens.advance(plan).items():
             self._set_biases(slot, biases)
 

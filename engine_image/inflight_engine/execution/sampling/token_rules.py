@@ -39,6 +39,14 @@ class TokenMask(Protocol):
     def fill(self, bits: Bits) -> None:
         """Set the bits of the tokens that may come next."""
 
+    def forced(self) -> tuple[list[int], bool]:
+        """Return tokens each of which is the only one after those before it, where that is known, and whether nothing
+        can follow them."""
+
+    def after(self, token_ids: list[int]) -> TokenMask:
+        """Return the place after these tokens of the answer, which begin with those that were taken. Only after
+        `forced` found some."""
+
 
 class TokenRules:
     """A `TokenMask`.
@@ -102,6 +110,14 @@ class TokenRules:
             _clear(bits, self._stops)
         if not bits.any():
             self._error = _NOTHING_LEFT
+
+    def forced(self) -> tuple[list[int], bool]:
+        """See `TokenMask`. The rules may ban what the grammar forces."""
+        return [], False
+
+    def after(self, token_ids: list[int]) -> TokenMask:
+        """See `TokenMask`."""
+        raise AssertionError("rules of tokens force none")
 
     def _banned(self) -> list[_Words]:
         """Last tokens of the words whose other tokens are the latest ones."""

@@ -17,7 +17,7 @@ class Policy(Protocol):
     when the scheduler says (`Admission`). Requests that resume wait here only where the policy orders by priority, else
     ahead of the head (`ClassQueue`). `clock` counts the steps that were computed, and never goes back; every decoding
     request generates one token for each count, so a policy that accounts for tokens needs to hear only of changes.
-    `now` are seconds on the clock of `Request.arrival_time`. The last four methods do nothing unless a policy needs
+    `now` are seconds on the clock of `Request.arrival_time`. The last five methods do nothing unless a policy needs
     them.
 
     Every operation should cost O(log n) of the requests that wait.
@@ -84,6 +84,9 @@ class Policy(Protocol):
 
     def decode_ended(self, request: Request, clock: int) -> None:
         """It no longer does: it ended, lost its slot or pauses. Only after a `decode_started`."""
+
+    def generated(self, request: Request, service: int, clock: int) -> None:
+        """It gets output tokens at once, though it does not decode now. `service`: theirs, see `ServiceCounters`."""
 
 
 class StaticKeyPolicy(Policy):

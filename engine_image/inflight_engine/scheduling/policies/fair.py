@@ -59,3 +59,6 @@ class Fair(Policy):
 
     def decode_ended(self, request: Request, clock: int) -> None:
         self._counters.decode_ended(request.scheduling.tenant, clock)
+
+    def generated(self, request: Request, service: int, clock: int) -> None:
+        self._counters.charge(request.scheduling.tenant, service, clock)

@@ -111,6 +111,11 @@ def _counters(page: Families, counts: Counts, load: Load) -> None:
     page.counter("vllm:prompt_tokens", "Prompt tokens of requests that completed prefill.", counts.prompt_tokens)
     page.counter("vllm:generation_tokens", "Generated tokens.", counts.generation_tokens)
     page.counter(
+        "inflight_forced_tokens",
+        "Generated tokens that were not sampled, as a grammar left no other.",
+        since_start["num_forced_tokens"],
+    )
+    page.counter(
         "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", since_start["prefix_queries"]
     )
     page.counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", since_start["prefix_hits"])

@@ -82,7 +82,7 @@ class SteadyDecodes(DecodeGroup):
         """Return how many steps can be counted until, with the last of them, a member reaches its length, or before a
         table would grow that has no block among `num_free` left."""
         steps = min(self._ending) - self.clock
-        if self._num_members * (steps // self._block_size + 1) <= num_free:
+        if self.num_members * (steps // self._block_size + 1) <= num_free:
             return steps
         return bisect_right(range(1, steps + 1), num_free, key=lambda count: self._num_missing(self._needed(count)))
 
@@ -97,7 +97,7 @@ class SteadyDecodes(DecodeGroup):
                 self._place(needed, block_ids)
             table.num_blocks[columns] = needed
             self._room[columns] = needed * self._size
-        return self.count(self._gain * np.array(count), count, count * self._num_members)
+        return self.count(self._gain * np.array(count), count, count * self.num_members)
 
     def _needed(self, count: int) -> Counts:
         """Blocks that each of `slots` needs for so many steps."""
