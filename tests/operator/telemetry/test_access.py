@@ -2,13 +2,24 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
+from time import monotonic
 from types import SimpleNamespace
 
 import httpx
 import pytest
+from kubernetes.aio import client
 
 from inflight_base.kube.errors import KubeApiError
-from inflight_operator.telemetry.access import KEPT, KEPT_SECONDS, MAX_TOKEN, Access, Verdict, review
+from inflight_operator.telemetry.access import (
+    KEPT,
+    KEPT_SECONDS,
+    MAX_TOKEN,
+    REFUSED_SECONDS,
+    Access,
+    Verdict,
+    review,
+    reviewer,
+)
 from inflight_operator.telemetry.metrics import OperatorMetrics
 from inflight_operator.telemetry.web import Heartbeat, WebServer
 
@@ -135,6 +146,20 @@ def test_without_an_answer_of_the_api_server_a_client_gets_503_and_is_asked_abou
     assert access.verdict("Bearer prometheus") is Verdict.UNDECIDED
     reviews.error = None
     assert access.verdict("Bearer prometheus") is Verdict.ALLOWED
+
+
+def test_a_review_that_lets_nobody_in_takes_a_while_so_that_few_are_made(monkeypatch):
+    async def decided(api, token):
+        return Verdict[token]
+
+    monkeypatch.setattr("inflight_operator.telemetry.access.review", decided)
+    review = reviewer(client.Configuration(host="http://127.0.0.1:1"))
+    for refused in (Verdict.UNKNOWN, Verdict.FORBIDDEN):
+        begun = monotonic()
+        assert review(refused.name) is refused
+        assert monotonic() - begun >= REFUSED_SECONDS
+    monkeypatch.setattr("inflight_operator.telemetry.access.REFUSED_SECONDS", 3600.0)
+    assert review("ALLOWED") is Verdict.ALLOWED
 
 
 class Api:
