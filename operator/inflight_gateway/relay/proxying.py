@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from inflight_gateway.relay.http.client import ClientConnection, Request
-from inflight_gateway.relay.http.engine_pool import EngineConnection, EnginePool, Loss
-from inflight_gateway.relay.http.errors import ClientError
-from inflight_gateway.relay.http.heads import (
+from inflight_base.http.engine_pool import EngineConnection, EnginePool, Loss
+from inflight_base.http.heads import (
     LAST_CHUNK,
     Headers,
     chunk,
     find,
-    of_answer,
     request_head,
 )
+from inflight_gateway.relay.http.client import ClientConnection, Request
+from inflight_gateway.relay.http.errors import ClientError
+from inflight_gateway.request.headers import of_answer
 
 LOST = ClientError(502, "the connection to the engine broke off before it answered", "engine_lost", retry_after_s=1)
 SILENT = ClientError(504, "the engine did not answer in time", "engine_silent", retry_after_s=1)
