@@ -78,10 +78,13 @@ def reviewer(configuration: client.Configuration) -> Callable[[str], Verdict]:
     """Returns `review` for threads without an event loop, each with a connection of its own."""
 
     async def connected(token: str) -> Verdict:
-        async with client.ApiClient(configuration) as api_client:
-            verdict = await review(KubeApi(api_client, timeout_seconds=REVIEW_SECONDS), token)
-        if verdict is not Verdict.ALLOWED:
-            await asyncio.sleep(REFUSED_SECONDS)
+        verdict = Verdict.UNDECIDED
+        try:
+            async with client.ApiClient(configuration) as api_client:
+                verdict = await review(KubeApi(api_client, timeout_seconds=REVIEW_SECONDS), token)
+        finally:
+            if verdict is not Verdict.ALLOWED:
+                await asyncio.sleep(REFUSED_SECONDS)
         return verdict
 
     return lambda token: asyncio.run(connected(token))
