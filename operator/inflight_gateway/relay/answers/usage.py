@@ -119,7 +119,7 @@ class PlainUsage:
         self._passing = False
         """Within an event that is too long to be held back."""
         self._text = bytearray()
-        """What is kept of an answer, or of such an event, to be read; `_cut`: its end only."""
+        """The bytes of an answer, or of such an event, that are kept to be read; `_cut`: its end only."""
         self._cut = False
         self._contents = 0
         self._reader = UsageReader()
