@@ -1,14 +1,25 @@
 """Who may read the metrics, and what a flood of wrong tokens costs."""
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from threading import Event
 from types import SimpleNamespace
 
 import httpx
 import pytest
+from kubernetes.aio import client
 
 from inflight_base.kube.errors import KubeApiError
-from inflight_operator.telemetry.access import KEPT, KEPT_SECONDS, MAX_TOKEN, Access, Verdict, review
+from inflight_operator.telemetry.access import (
+    KEPT,
+    KEPT_SECONDS,
+    MAX_TOKEN,
+    REFUSED_SECONDS,
+    Access,
+    Verdict,
+    review,
+    reviewer,
+)
 from inflight_operator.telemetry.metrics import OperatorMetrics
 from inflight_operator.telemetry.web import Heartbeat, WebServer
 
@@ -135,6 +146,26 @@ def test_without_an_answer_of_the_api_server_a_client_gets_503_and_is_asked_abou
     assert access.verdict("Bearer prometheus") is Verdict.UNDECIDED
     reviews.error = None
     assert access.verdict("Bearer prometheus") is Verdict.ALLOWED
+
+
+@pytest.mark.parametrize("found", ["UNKNOWN", "FORBIDDEN", "UNDECIDED", "ALLOWED"])
+def test_a_review_that_lets_nobody_in_takes_a_while_so_that_few_are_made(monkeypatch, found):
+    slept = []
+
+    async def decided(api, token):
+        if token == "UNDECIDED":
+            raise KubeApiError("POST", 500, "no")
+        return Verdict[token]
+
+    async def sleep(seconds):
+        slept.append(seconds)
+
+    monkeypatch.setattr("inflight_operator.telemetry.access.review", decided)
+    monkeypatch.setattr("asyncio.sleep", sleep)
+    review = reviewer(client.Configuration(host="http://127.0.0.1:1"))
+    with suppress(KubeApiError):
+        assert review(found) is Verdict[found]
+    assert (REFUSED_SECONDS in slept) == (found != "ALLOWED")
 
 
 class Api:
