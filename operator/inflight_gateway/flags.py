@@ -17,7 +17,7 @@ count = whole("a whole number from 1 to 64", 1, 64)
 _mebibytes = whole("a whole number of MiB from 64 to 1048576", 64, 2**20)
 _port = whole("a port from 0 to 65535", 0, 65535)
 _rate = whole("a whole number from 0 to 1000000", 0, 1_000_000)
-_ORIGIN = r"\*|[a-z][a-z0-9+.-]*://[^\s/?#@A-Z]+"
+_ORIGIN = r"\*|[a-z][a-z0-9+.-]*://[^\s/?#@*,A-Z]+"
 _seconds = between(0, 86_400, " of seconds")
 
 

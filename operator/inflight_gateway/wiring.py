@@ -7,10 +7,7 @@ from contextlib import asynccontextmanager
 from time import monotonic
 from typing import TYPE_CHECKING
 
-import aiohttp
-
 from inflight_base.manifest.keys import ServiceKey
-from inflight_base.page.scraper import metrics_session
 from inflight_gateway.discovery.catalog import Catalog, Change
 from inflight_gateway.discovery.hosts import Hosts
 from inflight_gateway.discovery.models import ModelClaims
@@ -22,7 +19,7 @@ from inflight_gateway.link.wire import Keys
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.requests.registry import Requests
 from inflight_gateway.scrape.samples import Samples
-from inflight_gateway.scrape.scraper import INTERVAL_SECONDS, EndpointScraper
+from inflight_gateway.scrape.scraper import EndpointScraper
 from inflight_gateway.settings import PickerSettings
 from inflight_gateway.state.demand import DemandCounters
 from inflight_gateway.state.load import GatewayLoads
@@ -54,12 +51,12 @@ class Gateway:
         links: serves the relays. pods: ready gateway pods. guests: serves other gateways; None: not served.
     """
 
-    def __init__(self, settings: PickerSettings, http: aiohttp.ClientSession) -> None:
+    def __init__(self, settings: PickerSettings) -> None:
         self.catalog = Catalog(_hosts(settings))
         ModelClaims(self.catalog, settings.model_namespaces)
         self.metrics = Metrics(lambda key: key in self.catalog.services)
         self._samples = Samples()
-        self._scraper = EndpointScraper(self._samples, http)
+        self._scraper = EndpointScraper(self._samples)
         self._holds = HoldQueue()
         estimates = Estimates()
         self._ledger = Ledger(self._reachable, self._samples.get, estimates)
@@ -107,16 +104,15 @@ class Gateway:
     @classmethod
     @asynccontextmanager
     async def open(cls, settings: PickerSettings) -> AsyncIterator[Gateway]:
-        async with metrics_session(INTERVAL_SECONDS) as http:
-            gateway = cls(settings, http)
+        gateway = cls(settings)
+        if gateway._usage_log is not None:
+            await gateway._usage_log.start()
+        try:
+            yield gateway
+        finally:
             if gateway._usage_log is not None:
-                await gateway._usage_log.start()
-            try:
-                yield gateway
-            finally:
-                if gateway._usage_log is not None:
-                    await gateway._usage_log.close()
-                gateway._scraper.close()
+                await gateway._usage_log.close()
+            gateway._scraper.close()
 
     def state_port(self, unready: Callable[[], Sequence[str]], problems: Callable[[], Sequence[str]]) -> StatePort:
         """Makes the HTTP port. Args: unready: see `StatePort`. problems: failing calls to the Kubernetes API."""

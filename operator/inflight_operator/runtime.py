@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import aiohttp
 import kopf
 from kubernetes.aio import client
 
@@ -22,7 +23,6 @@ from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import DEFAULT_CLASS, KIND
 from inflight_base.manifest.units import Share
-from inflight_base.page.scraper import metrics_session
 from inflight_operator.apply.engines import EngineClient, LimitsPusher
 from inflight_operator.apply.kube import OperatorApi
 from inflight_operator.clock import Clock
@@ -127,7 +127,7 @@ async def run_operator(options: Options) -> int:
     try:
         async with (
             client.ApiClient(configuration) as api_client,
-            metrics_session(options.interval) as http,
+            _session() as http,
             _leadership(options, configuration, heartbeat) as leadership,
             asyncio.TaskGroup() as tasks,
         ):
@@ -135,7 +135,7 @@ async def run_operator(options: Options) -> int:
             admin_key = LiveAdminKey(api, own_namespace, options.key_secret)
             every, clock = ReconcilerSettings(interval=options.interval), Clock()
             stretch = Stretch()
-            pool = ScrapePool(http, options.interval, span=every.span, stretch=lambda: stretch.factor)
+            pool = ScrapePool(options.interval, span=every.span, stretch=lambda: stretch.factor)
             metrics.count_scrapes(lambda: (pool.counts.done, pool.counts.failed))
             pusher = LimitsPusher(EngineClient(http), clock, leadership.leads if leadership else lambda: True)
 
@@ -226,6 +226,11 @@ async def run_operator(options: Options) -> int:
         if recorder is not None:
             recorder.close()
     return return_code
+
+
+def _session() -> aiohttp.ClientSession:
+    """A session for calls of many pods: without a limit of connections, no cookies are stored."""
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar())
 
 
 @asynccontextmanager

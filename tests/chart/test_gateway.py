@@ -90,7 +90,7 @@ def test_pages_of_the_origins_that_the_value_names_may_ask(helm, objects):
     origins = ["https://chat.example", "http://localhost:3000", "*"]
     given = helm.objects(*ENABLED, "--set-json", f"gateway.allowedOrigins={json.dumps(origins)}")
     assert envoy_settings(given)[1].allowed_origins == tuple(origins)
-    for wrong in ("chat.example", "https://Chat.example", "https://chat.example/"):
+    for wrong in ("chat.example", "https://Chat.example", "https://chat.example/", "https://*.example"):
         refused = helm.template(*ENABLED, "--set-json", f"gateway.allowedOrigins=[{json.dumps(wrong)}]")
         assert refused.returncode
         assert "allowedOrigins" in refused.stderr

@@ -25,6 +25,8 @@ def test_envoys_configuration_is_json(tmp_path, capsys):
         (["--requests-per-second", "-1"], "is not a whole number"),
         (["--memory", "1"], "is not a whole number of MiB"),
         (["--allowed-origin", "chat.example"], "is not * or an origin"),
+        (["--allowed-origin", "https://*.example"], "is not * or an origin"),
+        (["--allowed-origin", "https://a.example,https://b.example"], "is not * or an origin"),
         (["--idle-timeout", "never"], "is not a number of seconds"),
         (["--jwks-uri", "http://issuer/keys"], "is not https://"),
         (["--jwks-file", "a", "--jwks-uri", "https://issuer/keys"], "not allowed with"),

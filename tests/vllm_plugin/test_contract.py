@@ -112,10 +112,17 @@ def test_limits_move_live_changes_are_checked_the_cost_is_fitted_and_a_drain_los
 
         done = [each.result() for each in answers]
         assert [(each.status_code, each.json()["usage"]["completion_tokens"]) for each in done] == [(200, 16)] * 24
-        until(lambda: server.sample().cost is not None)
+        until(lambda: server.sample().waiting_prompt_tokens == 0)
         found = server.sample()
-        assert (found.arrived, found.waiting_prompt_tokens) == (24, 0)
+        assert found.arrived == 24
         assert found.output_mean == pytest.approx(16, rel=0.1)
+
+        def fitted():
+            """More steps than these may be needed where the machine is busy."""
+            server.ask(99, 16)
+            return server.sample().cost is not None
+
+        until(fitted)
 
         running = [threads.submit(server.ask, number, 30) for number in range(6)]
         until(lambda: server.sample().running == 6)

@@ -9,16 +9,14 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
 from zlib import crc32
 
-import aiohttp
-from yarl import URL
-
+from inflight_base.http.engine_pool import EngineConnection, EnginePool, Loss
+from inflight_base.http.heads import Headers, find
 from inflight_base.page.names import renamed
 from inflight_base.page.reader import PageError
 
@@ -38,8 +36,13 @@ is held for the timeout of a scrape at most."""
 _RETRIES = 2
 """Failures in a row after which a scrape is tried again soon."""
 
-_NO_TIMEOUT = aiohttp.ClientTimeout()
-"""`Scraper` limits the time of a scrape as a whole, so aiohttp's own limits are off."""
+
+class LostError(Exception):
+    """There was no response, or none of HTTP; the message says why."""
+
+    def __init__(self, loss: Loss, why: str) -> None:
+        super().__init__(why)
+        self.loss = loss
 
 
 @dataclass(slots=True, eq=False)
@@ -77,25 +80,14 @@ class ScrapeCounts:
 E = TypeVar("E", bound=Engine)
 
 
-def metrics_session(interval: float) -> aiohttp.ClientSession:
-    """A session for `Scraper`: a connection is kept for each engine from scrape to scrape, no cookies are stored.
-
-    Args:
-        interval: seconds between two scrapes of an engine.
-    """
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3 * interval)
-    return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
-
-
 class Scraper(ABC, Generic[E]):
     """GETs the metrics pages of engines, each once in `interval`. Subclasses read the pages and keep the results.
 
     An engine is scraped when it is added, then at its own offset in each interval. After consecutive failures it is
-    scraped less often, at least once in `max_back_off` intervals. Single-threaded: everything happens in the event
-    loop.
+    scraped less often, at least once in `max_back_off` intervals. A connection to each is kept from scrape to scrape.
+    Single-threaded: everything happens in the event loop.
 
     Args:
-        http: see `metrics_session`; closed by the caller.
         agent: `User-Agent` of the requests.
         query: query of the URL, see `PageReader.query`.
         interval: minimum seconds between two scrapes of an engine.
@@ -110,7 +102,6 @@ class Scraper(ABC, Generic[E]):
 
     def __init__(
         self,
-        http: aiohttp.ClientSession,
         agent: str,
         query: str,
         *,
@@ -124,13 +115,11 @@ class Scraper(ABC, Generic[E]):
         stretch: Callable[[], float] = lambda: 1.0,
     ) -> None:
         self.counts = ScrapeCounts()
-        self._http = http
-        self._headers = {
-            "Accept": "text/plain; version=0.0.4",
-            "Accept-Encoding": "identity",
-            "User-Agent": agent,
-        }
-        self._query = query
+        # The time of a scrape is limited as a whole. What an engine sends is told by its error.
+        self._pool = EnginePool(connect_s=None, max_idle=math.inf, warn=False)
+        accept = "Accept: text/plain; version=0.0.4\r\nAccept-Encoding: identity"
+        self._headers = f" HTTP/1.1\r\n{accept}\r\nUser-Agent: {agent}\r\nHost: ".encode()
+        self._query = f"?{query}".encode()
         self._interval = interval
         self._timeout = timeout
         self._concurrency = concurrency
@@ -172,6 +161,10 @@ class Scraper(ABC, Generic[E]):
         engine.kept = False
         if engine.pending is not None:
             engine.pending.cancel()
+
+    def close(self) -> None:
+        """Closes the connections; no engine is scraped any more."""
+        self._pool.close()
 
     def _start(self) -> None:
         while self._due and self._num_running < self._concurrency:
@@ -223,7 +216,7 @@ class Scraper(ABC, Generic[E]):
     def _reason(self, engine: E, error: Exception) -> str:
         if isinstance(error, TimeoutError):
             return f"no answer within {self._timeout:g} s"
-        if isinstance(error, (aiohttp.ClientError, PageError, UnicodeDecodeError)):
+        if isinstance(error, (LostError, PageError, UnicodeDecodeError)):
             return str(error)[:MAX_ERROR] or type(error).__name__
         # A bug of this program with one engine must not end its scrapes.
         logger.error("scraping %s failed", engine.url, exc_info=error)
@@ -234,40 +227,20 @@ class Scraper(ABC, Generic[E]):
 
         Raises:
             PageError: another status, an encoding, or more than `MAX_BODY` bytes.
-            aiohttp.ClientError: no response, or none of HTTP.
+            LostError: no response, or none of HTTP.
         """
-        async with self._http.get(
-            # A server with other names would leave them out of its page.
-            URL(engine.url if engine.names else f"{engine.url}?{self._query}", encoded=True),
-            headers=self._headers,
-            allow_redirects=False,
-            auto_decompress=False,
-            timeout=_NO_TIMEOUT,
-        ) as response:
-            places = AsyncExitStack()
-            large = False
-            try:
-                if response.status != 200:
-                    raise PageError(f"HTTP {response.status}")
-                encoding = response.headers.get("Content-Encoding", "identity")
-                if encoding.lower() != "identity":
-                    raise PageError(f"Content-Encoding {encoding[:40]!r} was not asked for")
-                body = bytearray()
-                async for chunk in response.content.iter_any():
-                    body += chunk
-                    engine.page_bytes = len(body)
-                    if len(body) > MAX_BODY:
-                        raise PageError(f"more than {MAX_BODY} bytes")
-                    if len(body) > _SMALL_PAGE and not large:
-                        large = True
-                        await places.enter_async_context(self._places_of(engine.group))
-                        await places.enter_async_context(self._large)
-            except BaseException:
-                response.close()  # not released: the rest of the body must not be read
-                raise
-            finally:
-                await places.aclose()
-        return bytes(body)
+        _, _, address, path = engine.url.split("/", 3)
+        # A server with other names would leave them out of its page.
+        query = b"" if engine.names else self._query
+        request = b"".join((b"GET /", path.encode(), query, self._headers, address.encode(), b"\r\n\r\n"))
+        page = _Page(engine, self._pool, address, request)
+        try:
+            if not await page.read():
+                async with self._places_of(engine.group), self._large:
+                    await page.read()
+        finally:
+            page.cancel()
+        return bytes(page.body)
 
     def _places_of(self, group: str) -> asyncio.Semaphore:
         """Returns the places of a group, which exist while one of its pages is being read."""
@@ -275,3 +248,94 @@ class Scraper(ABC, Generic[E]):
         if places is None:
             self._large_of[group] = places = asyncio.Semaphore(_LARGE_OF_GROUP)
         return places
+
+
+class _Page:
+    """Reader of the response with a page. Attributes: body: what was read of the page."""
+
+    __slots__ = ("_address", "_call", "_engine", "_error", "_large", "_news", "_pool", "_request", "body")
+
+    def __init__(self, engine: Engine, pool: EnginePool, address: str, request: bytes) -> None:
+        self.body: bytes | bytearray = b""
+        self._engine = engine
+        self._pool = pool
+        self._address = address
+        self._request = request
+        self._large = False
+        self._error: Exception | None = None
+        self._news: asyncio.Future[None] | None = None
+        self._call: EngineConnection | None = None
+        self._send(fresh=False)
+
+    async def read(self) -> bool:
+        """Reads the page; returns False once in between, if it is large.
+
+        Raises:
+            PageError, LostError: see `Scraper`.
+        """
+        if self._call is not None:
+            if self._large:
+                self._call.resume()
+            self._news = asyncio.get_running_loop().create_future()
+            await self._news
+        if self._error is not None:
+            raise self._error
+        return self._call is None
+
+    def cancel(self) -> None:
+        """Ends the call, if it has not ended, with its connection: the rest of the body is not read."""
+        call, self._call = self._call, None
+        if call is not None:
+            call.cancel()
+
+    def _send(self, *, fresh: bool) -> None:
+        self._call = call = self._pool.call(self._address, self, fresh=fresh)
+        call.write(self._request)
+        call.sent = True
+
+    def _fail(self, error: Exception) -> None:
+        self._error = error
+        self.cancel()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    # Called by the connection.
+
+    def head(self, status: int, headers: Headers) -> None:
+        encoding = find(headers, b"content-encoding")
+        if status != 200:
+            self._fail(PageError(f"HTTP {status}"))
+        elif encoding is not None and encoding.lower() != b"identity":
+            self._fail(PageError(f"Content-Encoding {encoding.decode('latin-1')[:40]!r} was not asked for"))
+
+    def data(self, data: bytes) -> None:
+        if not self.body:
+            self.body = data
+        else:
+            if isinstance(self.body, bytes):
+                self.body = bytearray(self.body)
+            self.body += data
+        self._engine.page_bytes = size = len(self.body)
+        if size > MAX_BODY:
+            self._fail(PageError(f"more than {MAX_BODY} bytes"))
+        elif size > _SMALL_PAGE and not self._large and self._call is not None:
+            self._large = True
+            self._call.pause()
+            self._wake()
+
+    def ended(self) -> None:
+        self._call = None
+        self._wake()
+
+    def lost(self, loss: Loss) -> None:
+        call, self._call = self._call, None
+        if loss is Loss.STALE:
+            self._send(fresh=True)
+        else:
+            self._fail(LostError(loss, "" if call is None else call.why))
+
+    def engine_writable(self, *, now: bool) -> None:
+        pass

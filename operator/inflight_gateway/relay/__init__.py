@@ -1,9 +1,9 @@
 """The process between Envoy and engines: a response whose engine fails continues at another one.
 
-`client` and `engine_pool` speak HTTP/1.1 with Envoy and with engines, through httptools and asyncio protocols. An
-aiohttp server and client were measured in their place, with the same frame parser but without checks of the head, the
-picker, signatures, timers, retries and reports (CPU time of the process, system calls included, in turns on two cores
-that other programs used, so ratios say more than numbers):
+`http.client` and the base's `http.engine_pool` speak HTTP/1.1 with Envoy and with engines, through httptools and
+asyncio protocols. An aiohttp server and client were measured in their place, with the same frame parser but without
+checks of the head, the picker, signatures, timers, retries and reports (CPU time of the process, system calls included,
+in turns on two cores that other programs used, so ratios say more than numbers):
 
 |                                   | here          | aiohttp        |
 |-----------------------------------|---------------|----------------|

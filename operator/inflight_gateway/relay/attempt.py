@@ -7,13 +7,13 @@ import random
 from collections.abc import Sequence
 from typing import Protocol
 
+from inflight_base.http.engine_pool import EngineConnection, Loss
+from inflight_base.http.heads import Headers, find
 from inflight_base.manifest.engines import CUSTOM, INFLIGHT, VLLM
 from inflight_gateway.link.wire import Go
 from inflight_gateway.relay.answers.frames import Frame, FrameParser, FrameTooLong
 from inflight_gateway.relay.answers.kept import AnswerBytes
 from inflight_gateway.relay.decide import Failure
-from inflight_gateway.relay.http.engine_pool import EngineConnection, Loss
-from inflight_gateway.relay.http.heads import Headers, find
 from inflight_gateway.relay.shared import Shared
 from inflight_gateway.request import headers as names
 from inflight_gateway.types import ServiceConfig

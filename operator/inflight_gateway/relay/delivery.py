@@ -8,12 +8,13 @@ from contextlib import suppress
 
 import msgspec
 
+from inflight_base.http.heads import Headers, without
 from inflight_gateway.relay.answers.frames import DONE, MAX_FRAME_BYTES, Frame
 from inflight_gateway.relay.answers.usage import without_usage
 from inflight_gateway.relay.http.client import WRITE_BUFFER_BYTES, ClientConnection
 from inflight_gateway.relay.http.errors import ClientError
-from inflight_gateway.relay.http.heads import Headers, end_to_end, without, without_internal
 from inflight_gateway.relay.record import Record
+from inflight_gateway.request.headers import of_answer
 from inflight_gateway.request.paths import Api, api_of
 
 MAX_UNSENT_BYTES = 2**20
@@ -110,7 +111,7 @@ class Delivery:
 
     def accepted(self, headers: Headers) -> None:
         """Keeps the headers of an engine's response."""
-        self._headers = without(without_internal(end_to_end(headers)), b"content-length")
+        self._headers = of_answer(headers)
 
     def take(self, frame: Frame) -> None:
         """Buffers a frame with data.

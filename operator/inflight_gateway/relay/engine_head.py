@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import uuid
 
+from inflight_base.http.heads import Headers, find, request_head, without
 from inflight_gateway.relay.http.client import Request
-from inflight_gateway.relay.http.heads import Headers, find, request_head, without
 from inflight_gateway.request import headers as names
 from inflight_gateway.tenants.signature import EngineHeaders
 from inflight_gateway.types import ServiceConfig

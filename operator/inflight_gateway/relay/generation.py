@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from inflight_base.http.heads import Headers, retry_after_seconds
 from inflight_base.manifest.engines import INFLIGHT, VLLM
 from inflight_gateway.link.wire import Ask, Go, Refuse
 from inflight_gateway.relay import decide
@@ -27,7 +28,6 @@ from inflight_gateway.relay.delivery import Delivery, TooMuchUnsent, json_of
 from inflight_gateway.relay.engine_head import generation_head
 from inflight_gateway.relay.http.client import ClientConnection, Request
 from inflight_gateway.relay.http.errors import FULL, UNREADABLE, ClientError, engine_died, engine_error, refused
-from inflight_gateway.relay.http.heads import Headers, retry_after_seconds
 from inflight_gateway.relay.intake.admission import Admitted, Refused, too_large
 from inflight_gateway.relay.intake.bodies import Received
 from inflight_gateway.relay.probe import Probe

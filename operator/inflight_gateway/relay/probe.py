@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from inflight_base.http.heads import Headers
 from inflight_gateway.relay.answers.frames import Frame
 from inflight_gateway.relay.attempt import Attempt
 from inflight_gateway.relay.decide import Failure
-from inflight_gateway.relay.http.heads import Headers
 
 _MAX_BYTES = 64 * 2**10
 """Most bytes of an answer."""

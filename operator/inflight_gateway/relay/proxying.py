@@ -5,29 +5,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from inflight_gateway.relay.http.client import ClientConnection, Request
-from inflight_gateway.relay.http.engine_pool import EngineConnection, EnginePool, Loss
-from inflight_gateway.relay.http.errors import ClientError
-from inflight_gateway.relay.http.heads import (
+from inflight_base.http.engine_pool import EngineConnection, EnginePool, Loss
+from inflight_base.http.heads import (
     LAST_CHUNK,
     Headers,
     chunk,
-    end_to_end,
     find,
     request_head,
-    without,
-    without_internal,
 )
+from inflight_gateway.relay.http.client import ClientConnection, Request
+from inflight_gateway.relay.http.errors import ClientError
+from inflight_gateway.request.headers import of_answer
 
 LOST = ClientError(502, "the connection to the engine broke off before it answered", "engine_lost", retry_after_s=1)
 SILENT = ClientError(504, "the engine did not answer in time", "engine_silent", retry_after_s=1)
 
 
 def start_proxied(client: ClientConnection, status: int, headers: Headers) -> None:
-    """Start a forwarded response: its headers without hop-by-hop and internal ones."""
+    """Start a forwarded response."""
     length = find(headers, b"content-length")
-    headers = without(without_internal(end_to_end(headers)), b"content-length")
-    client.start(status, headers, None if length is None else int(length))
+    client.start(status, of_answer(headers), None if length is None else int(length))
 
 
 class PassThrough:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from inflight_base.http.engine_pool import EnginePool
 from inflight_base.manifest.engines import EngineTypeName
 from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.relay.answers.kept import Kept
 from inflight_gateway.relay.budget import BudgetLimits, RetryBudget
 from inflight_gateway.relay.decide import Limits
-from inflight_gateway.relay.http.engine_pool import EnginePool
 from inflight_gateway.relay.intake.admission import Admission
 from inflight_gateway.relay.intake.bodies import MAX_BODIES_BYTES, Bodies
 from inflight_gateway.relay.pickers.alone import Alone

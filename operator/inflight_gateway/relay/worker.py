@@ -10,13 +10,13 @@ import uuid
 from functools import partial
 from pathlib import Path
 
+from inflight_base.http.engine_pool import EnginePool
 from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.link.wire import Keys
 from inflight_gateway.relay.answers.kept import Kept
 from inflight_gateway.relay.budget import RetryBudget
 from inflight_gateway.relay.exchanges import exchange
 from inflight_gateway.relay.http.client import ClientConnection
-from inflight_gateway.relay.http.engine_pool import EnginePool
 from inflight_gateway.relay.intake.admission import Admission
 from inflight_gateway.relay.intake.bodies import Bodies
 from inflight_gateway.relay.pickers.alone import Alone

@@ -5,6 +5,8 @@ Clients cannot set them, but for `REQUEST_ID`: Envoy removes `x-inflight-*` and 
 
 from __future__ import annotations
 
+from inflight_base.http.heads import Headers, end_to_end
+
 REQUEST_ID = "x-request-id"
 """Request id that the client chose, so not unique: for engines, logs and clients only."""
 
@@ -19,7 +21,7 @@ PROGRESS = "x-inflight-progress"
 
 TENANT = "x-inflight-tenant"
 SIGNATURE = "x-inflight-signature"
-"""Signature of the tenant, a line feed and the request id by the service's tenant keys, see `signing.signed`."""
+"""Signature of `signing.tenant_message` by the service's tenant keys, see `signing.signed`."""
 TENANT_SIGNATURE_V1 = "x-inflight-tenant-signature"
 """The signature for engines of release 0.2: without a time, by one key."""
 
@@ -27,3 +29,16 @@ JWT_TENANT = "x-inflight-jwt-tenant"
 """From Envoy to the relay: the tenant in a JSON Web Token that Envoy has verified. Envoy then removes Authorization."""
 
 INTERNAL = (DESTINATION, PROGRESS, TENANT, SIGNATURE, TENANT_SIGNATURE_V1, JWT_TENANT)
+
+_NOT_PASSED_ON = frozenset((b"content-length", *(name.encode() for name in INTERNAL)))
+
+
+def passed_on(headers: Headers) -> Headers:
+    """Returns the headers without hop-by-hop and internal ones, and without the length of the body."""
+    return [header for header in end_to_end(headers) if header[0] not in _NOT_PASSED_ON]
+
+
+def of_answer(headers: Headers) -> Headers:
+    """Returns the headers of an engine's response that clients get, but its length. Which pages of other origins may
+    read it is the gateway's to say: vLLM permits all."""
+    return [header for header in passed_on(headers) if not header[0].startswith(b"access-control-")]

@@ -8,10 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 
-import aiohttp
-
+from inflight_base.http.engine_pool import Loss
 from inflight_base.manifest.engines import EngineType
-from inflight_base.page.scraper import Engine, Scraper
+from inflight_base.page.scraper import Engine, LostError, Scraper
 from inflight_gateway.scrape.page import READER, read_page
 from inflight_gateway.scrape.samples import Samples
 from inflight_gateway.types import Endpoint, ServiceConfig
@@ -52,13 +51,11 @@ class EndpointScraper(Scraper[_Scraped]):
     """Keeps `samples` fresh for the current endpoints. Runs in the event loop.
 
     Args:
-        http: see `metrics_session`; closed by the caller.
         interval: seconds between two scrapes of an engine, at least. Each engine has its own offset in it.
     """
 
-    def __init__(self, samples: Samples, http: aiohttp.ClientSession, interval: float = INTERVAL_SECONDS) -> None:
+    def __init__(self, samples: Samples, interval: float = INTERVAL_SECONDS) -> None:
         super().__init__(
-            http,
             "inflight-gateway",
             READER.query,
             interval=interval,
@@ -100,12 +97,13 @@ class EndpointScraper(Scraper[_Scraped]):
         for engine in self._engines.values():
             self.drop(engine)
         self._engines.clear()
+        super().close()
 
     def scraped(self, engine: _Scraped, body: bytes, began: float) -> None:
         self._samples.scraped(engine.key, read_page(body, began, engine.max_num_seqs), monotonic())
 
     async def failed(self, engine: _Scraped, error: Exception, reason: str) -> None:
-        connected = not isinstance(error, aiohttp.ClientConnectorError)
+        connected = not isinstance(error, LostError) or error.loss is not Loss.REFUSED
         if isinstance(error, TimeoutError) or not engine.url.startswith(f"http://{engine.key}/"):
             connected = await _takes_connections(engine.key)
         self._samples.failed(engine.key, reason, connected=connected, now=monotonic())

@@ -6,8 +6,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 
-import aiohttp
-
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.page.scraper import Engine, Scraper
 from inflight_operator.observe.history import History
@@ -60,7 +58,6 @@ class ScrapePool(Scraper[_Pod]):
     """Scrapes all pods of all services.
 
     Args:
-        http: see `metrics_session`.
         interval: seconds between two scrapes of a pod.
         timeout: seconds for one scrape, from connecting to the last byte.
         span: seconds that windows look back; see `Window`.
@@ -70,7 +67,6 @@ class ScrapePool(Scraper[_Pod]):
 
     def __init__(
         self,
-        http: aiohttp.ClientSession,
         interval: float,
         timeout: float = 2.0,
         span: float = 30.0,
@@ -78,7 +74,6 @@ class ScrapePool(Scraper[_Pod]):
         stretch: Callable[[], float] = lambda: 1.0,
     ) -> None:
         super().__init__(
-            http,
             "inflight-operator",
             READER.query,
             interval=interval,
@@ -116,6 +111,7 @@ class ScrapePool(Scraper[_Pod]):
         """Stops scraping all services."""
         for key in list(self._services):
             self.forget(key)
+        super().close()
 
     def window(self, key: ServiceKey) -> Window:
         """Returns the samples of the service's pods, without pods that had no sample for `span` seconds."""

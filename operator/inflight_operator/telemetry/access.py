@@ -31,6 +31,10 @@ KEPT = 128
 REVIEW_SECONDS = 5.0
 """Longest time of a call to the API server, and of the wait of a client for the reviews of others."""
 
+REFUSED_SECONDS = 0.1
+"""Shortest time of a review that lets nobody in: one takes 5 ms of CPU time, and a flood of wrong tokens must not slow
+the event loop, nor the API server."""
+
 MAX_TOKEN = 16_384
 """Most characters of a token: one of the API server has about a thousand."""
 
@@ -74,14 +78,21 @@ def reviewer(configuration: client.Configuration) -> Callable[[str], Verdict]:
     """Returns `review` for threads without an event loop, each with a connection of its own."""
 
     async def connected(token: str) -> Verdict:
-        async with client.ApiClient(configuration) as api_client:
-            return await review(KubeApi(api_client, timeout_seconds=REVIEW_SECONDS), token)
+        verdict = Verdict.UNDECIDED
+        try:
+            async with client.ApiClient(configuration) as api_client:
+                verdict = await review(KubeApi(api_client, timeout_seconds=REVIEW_SECONDS), token)
+        finally:
+            if verdict is not Verdict.ALLOWED:
+                await asyncio.sleep(REFUSED_SECONDS)
+        return verdict
 
     return lambda token: asyncio.run(connected(token))
 
 
 class Access:
-    """Decides about clients, from any thread. One token at a time is reviewed.
+    """Decides about clients, from any thread. One token at a time is reviewed of those that were let in last time, and
+    one of all others, for whose flood the former do not wait.
 
     Args:
         review: decides about a token.
@@ -91,7 +102,8 @@ class Access:
     def __init__(self, review: Callable[[str], Verdict], clock: Callable[[], float] = monotonic) -> None:
         self._review = review
         self._clock = clock
-        self._reviewing = Lock()
+        self._reviewing = {True: Lock(), False: Lock()}
+        self._keeping = Lock()
         self._kept: dict[bool, dict[bytes, tuple[Verdict, float]]] = {True: {}, False: {}}
 
     def verdict(self, authorization: str) -> Verdict:
@@ -104,12 +116,13 @@ class Access:
         found = self._found(name)
         if found is not None:
             return found
-        if not self._reviewing.acquire(timeout=REVIEW_SECONDS):
+        reviewing = self._reviewing[name in self._kept[True]]
+        if not reviewing.acquire(timeout=REVIEW_SECONDS):
             return Verdict.UNDECIDED
         try:
             return self._found(name) or self._decided(name, token)
         finally:
-            self._reviewing.release()
+            reviewing.release()
 
     def _found(self, name: bytes) -> Verdict | None:
         now = self._clock()
@@ -126,9 +139,11 @@ class Access:
             logger.warning("a client of /metrics gets 503: %s", error)
             return Verdict.UNDECIDED
         let_in = verdict is Verdict.ALLOWED
-        kept = self._kept[let_in]
-        kept.pop(name, None)
-        if len(kept) >= KEPT:
-            del kept[next(iter(kept))]
-        kept[name] = verdict, self._clock() + KEPT_SECONDS[let_in]
+        with self._keeping:
+            for each in self._kept.values():
+                each.pop(name, None)
+            kept = self._kept[let_in]
+            if len(kept) >= KEPT:
+                del kept[next(iter(kept))]
+            kept[name] = verdict, self._clock() + KEPT_SECONDS[let_in]
         return verdict

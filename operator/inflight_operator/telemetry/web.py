@@ -4,6 +4,7 @@ report when it hangs."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from socketserver import ThreadingMixIn
 from threading import Thread
 from time import monotonic
@@ -54,6 +55,13 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 
 class _QuietHandler(WSGIRequestHandler):
+    timeout = 10.0
+    """Seconds of silence after which a connection is closed: each has a thread."""
+
+    def handle(self) -> None:
+        with suppress(TimeoutError):
+            super().handle()
+
     def log_message(self, format: str, *args: Any) -> None:
         """Logs nothing: probes and scrapes are frequent."""
 

@@ -31,6 +31,18 @@ async def test_other_requests_pass_with_path_headers_and_body_and_without_the_pi
     assert relay.picker.asked == []
 
 
+@pytest.mark.parametrize("frames", [True, False])
+@pytest.mark.parametrize(("path", "asked"), [("/tokenize", {}), ("/v1/chat/completions", STREAM)])
+async def test_an_engine_does_not_say_which_pages_may_read_answers(make, path, asked, frames):
+    """vLLM permits all origins unless told otherwise."""
+    relay = await make(continuation=frames)
+    cors = (("access-control-allow-origin", "*"), ("Access-Control-Allow-Credentials", "true"), ("vary", "Origin"))
+    relay.script(Do(status=200, body=content("a") + DONE, headers=(*EVENTS, *cors)))
+    status, headers, _ = await relay.post(asked, path)
+    assert (status, headers["vary"]) == (200, "Origin")
+    assert not [name for name in headers if name.startswith("access-control-")]
+
+
 @pytest.mark.parametrize("size", [0, 1_000_000])
 async def test_bodies_stream_both_ways(relay, size):
     async def parts():

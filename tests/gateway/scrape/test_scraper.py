@@ -4,14 +4,13 @@ import asyncio
 from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from unittest import mock
 
-import aiohttp
 import pytest
 
+from inflight_base.http.engine_pool import Loss
 from inflight_base.manifest.engines import EngineType
 from inflight_base.manifest.keys import ServiceKey
-from inflight_base.page.scraper import MAX_BODY, metrics_session
+from inflight_base.page.scraper import MAX_BODY, LostError
 from inflight_gateway.pick import load as load_module
 from inflight_gateway.pick.load import EndpointLoad, is_fresh
 from inflight_gateway.scrape import samples as samples_module
@@ -105,12 +104,11 @@ def quickly(monkeypatch):
 @asynccontextmanager
 async def scraping(*behaviours, interval=0.05):
     engines = [await FakeEngine(behaviour).start() for behaviour in behaviours]
-    async with metrics_session(interval) as http:
-        samples = Samples()
-        scraper = EndpointScraper(samples, http, interval)
-        scraper.keep(of_one_service(engine.address for engine in engines))
-        yield samples, scraper, engines
-        scraper.close()
+    samples = Samples()
+    scraper = EndpointScraper(samples, interval)
+    scraper.keep(of_one_service(engine.address for engine in engines))
+    yield samples, scraper, engines
+    scraper.close()
     for engine in engines:
         await engine.stop()
 
@@ -225,13 +223,13 @@ class Pages(EndpointScraper):
     by address. page: of all engines."""
 
     def __init__(self, samples, interval):
-        super().__init__(samples, None, interval)
+        super().__init__(samples, interval)
         self.lost, self.read, self.page = set(), Counter(), PAGE
 
     async def _page(self, engine):
         if engine.key in self.lost:
             self.lost.discard(engine.key)
-            raise aiohttp.ClientConnectorError(mock.Mock(), OSError(1, "refused"))
+            raise LostError(Loss.REFUSED, "refused")
         self.read[engine.key] += 1
         engine.page_bytes = len(self.page)
         return self.page

@@ -11,7 +11,7 @@ import pytest
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.page import scraper as scraper_module
-from inflight_base.page.scraper import MAX_BODY, metrics_session
+from inflight_base.page.scraper import MAX_BODY
 from inflight_operator.observe import scrape as scrape_module
 from inflight_operator.observe.metrics import READER
 from inflight_operator.observe.scrape import ScrapePool, Target
@@ -95,16 +95,15 @@ async def world(interval=0.05, **settings):
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     pods.port = server.sockets[0].getsockname()[1]
-    async with metrics_session(interval) as http:
-        pool = ScrapePool(http, interval, **settings)
-        try:
-            yield pods, pool
-        finally:
-            pool.close()
-            server.close()
-            for handler in handlers:
-                handler.cancel()
-            await asyncio.gather(*handlers, return_exceptions=True)
+    pool = ScrapePool(interval, **settings)
+    try:
+        yield pods, pool
+    finally:
+        pool.close()
+        server.close()
+        for handler in handlers:
+            handler.cancel()
+        await asyncio.gather(*handlers, return_exceptions=True)
 
 
 async def until(condition):
@@ -167,6 +166,37 @@ async def test_a_pod_that_recovers_is_asked_each_interval_again():
 
 async def hang_up(writer):
     writer.close()
+
+
+async def test_a_connection_that_a_pod_closed_is_replaced_within_the_scrape():
+    async with world(interval=0.02) as (pods, pool):
+
+        async def once(writer):
+            pods.behaviours["a"] = well
+            writer.close()
+
+        pool.keep(KEY, [pods.target("a")])
+        await until(lambda: pool.counts.done == 1)
+        pods.behaviours["a"] = once
+        await until(lambda: pool.counts.done >= 5)
+        assert pool.counts.failed == 0
+        assert pods.connections == 2
+
+
+async def test_a_large_page_that_breaks_off_is_an_error_and_leaves_its_place(monkeypatch):
+    monkeypatch.setattr(scraper_module, "_SMALL_PAGE", len(PAGE))
+
+    async def breaks(writer):
+        writer.write(response(PAGE + b"# x\n" * 1000)[:-1])
+        writer.close()
+
+    async with world(interval=60.0, timeout=600.0) as (pods, pool):
+        pool.keep(KEY, [pods.target(f"breaks-{number}", breaks) for number in range(5)])
+        await until(lambda: pool.counts.failed == 5)
+        assert {error.rpartition(": ")[2] for error in pool.errors(KEY).values()} == {
+            "the connection was closed before the end of the response"
+        }
+        assert not pool._large_of
 
 
 async def test_a_body_without_end_is_cut_at_the_limit():
@@ -304,7 +334,7 @@ async def test_errors_are_reported_and_not_raised():
         writer.write(response(b"vllm:num_requests_running 1 # \xff"))
 
     async with world(interval=60.0) as (pods, pool):
-        named = {"broken": broken, "other": other, "failing": failing, "latin": latin}
+        named = {"broken": broken, "other": other, "failing": failing, "latin": latin, "left": hang_up}
         targets = [pods.target(name, behaviour) for name, behaviour in named.items()]
         targets.append(Target("uid-refused", "refused", "http://127.0.0.1:1/metrics"))
         targets.append(Target("uid-wrong", "wrong", "http://[not an address]:1/metrics"))
@@ -314,7 +344,9 @@ async def test_errors_are_reported_and_not_raised():
         assert "vllm:num_requests_running is missing" in errors["uid-other"]
         assert errors["uid-failing"] == "failing: /failing/metrics: HTTP 500"
         assert "utf-8" in errors["uid-latin"]
-        assert "onnect" in errors["uid-refused"]
+        assert errors["uid-broken"].startswith("broken: /broken/metrics: the response cannot be read as HTTP/1.1: ")
+        assert errors["uid-refused"].startswith("refused: /metrics: cannot connect to 127.0.0.1:1: ")
+        assert errors["uid-left"] == "left: /left/metrics: the connection was closed before the end of the response"
         assert all(len(error) < 300 for error in errors.values())
         assert pool.counts.failed == len(targets)
         assert pool.window(KEY).pods == {}

@@ -1,12 +1,25 @@
 """Who may read the metrics, and what a flood of wrong tokens costs."""
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from threading import Event
 from types import SimpleNamespace
 
 import httpx
 import pytest
+from kubernetes.aio import client
 
 from inflight_base.kube.errors import KubeApiError
-from inflight_operator.telemetry.access import KEPT, KEPT_SECONDS, MAX_TOKEN, Access, Verdict, review
+from inflight_operator.telemetry.access import (
+    KEPT,
+    KEPT_SECONDS,
+    MAX_TOKEN,
+    REFUSED_SECONDS,
+    Access,
+    Verdict,
+    review,
+    reviewer,
+)
 from inflight_operator.telemetry.metrics import OperatorMetrics
 from inflight_operator.telemetry.web import Heartbeat, WebServer
 
@@ -95,6 +108,32 @@ def test_wrong_tokens_do_not_push_out_who_is_let_in_and_are_bounded(access, revi
     assert [len(kept) for kept in access._kept.values()] == [1, KEPT]
 
 
+def test_who_was_let_in_does_not_wait_for_the_reviews_of_strangers(reviews, clock):
+    begun, go = Event(), Event()
+
+    def review(token):
+        if token == "stranger":
+            begun.set()
+            go.wait(60)
+        return reviews(token)
+
+    access = Access(review, lambda: clock.now)
+    assert access.verdict("Bearer prometheus") is Verdict.ALLOWED
+    clock.now += KEPT_SECONDS[True]
+    with ThreadPoolExecutor() as threads:
+        stranger = threads.submit(access.verdict, "Bearer stranger")
+        try:
+            assert begun.wait(60)
+            assert access.verdict("Bearer prometheus") is Verdict.ALLOWED
+            reviews.known["prometheus"] = Verdict.FORBIDDEN
+            clock.now += KEPT_SECONDS[True]
+            assert access.verdict("Bearer prometheus") is Verdict.FORBIDDEN
+        finally:
+            go.set()
+        assert stranger.result() is Verdict.UNKNOWN
+    assert access._kept[True] == {}  # it is a stranger now
+
+
 def test_an_account_that_loses_the_right_is_refused_at_the_next_review(access, reviews, clock):
     assert access.verdict("Bearer prometheus") is Verdict.ALLOWED
     reviews.known["prometheus"] = Verdict.FORBIDDEN
@@ -107,6 +146,26 @@ def test_without_an_answer_of_the_api_server_a_client_gets_503_and_is_asked_abou
     assert access.verdict("Bearer prometheus") is Verdict.UNDECIDED
     reviews.error = None
     assert access.verdict("Bearer prometheus") is Verdict.ALLOWED
+
+
+@pytest.mark.parametrize("found", ["UNKNOWN", "FORBIDDEN", "UNDECIDED", "ALLOWED"])
+def test_a_review_that_lets_nobody_in_takes_a_while_so_that_few_are_made(monkeypatch, found):
+    slept = []
+
+    async def decided(api, token):
+        if token == "UNDECIDED":
+            raise KubeApiError("POST", 500, "no")
+        return Verdict[token]
+
+    async def sleep(seconds):
+        slept.append(seconds)
+
+    monkeypatch.setattr("inflight_operator.telemetry.access.review", decided)
+    monkeypatch.setattr("asyncio.sleep", sleep)
+    review = reviewer(client.Configuration(host="http://127.0.0.1:1"))
+    with suppress(KubeApiError):
+        assert review(found) is Verdict[found]
+    assert (REFUSED_SECONDS in slept) == (found != "ALLOWED")
 
 
 class Api:

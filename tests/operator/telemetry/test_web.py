@@ -1,5 +1,7 @@
 """/metrics and /healthz."""
 
+import socket
+
 import httpx
 import pytest
 
@@ -54,6 +56,17 @@ def test_a_standby_is_healthy_however_long_it_waits_and_has_time_when_it_begins_
     assert httpx.get(f"{address}/healthz").status_code == 200
     heartbeat.beat(rounds_due=True)
     assert httpx.get(f"{address}/healthz").status_code == 200
+
+
+def test_a_connection_that_sends_nothing_is_closed_and_nothing_is_logged(served, monkeypatch, capfd):
+    assert web._QuietHandler.timeout is not None
+    monkeypatch.setattr(web._QuietHandler, "timeout", 0.1)
+    address = httpx.URL(served[0])
+    for begin in (b"", b"GET /metrics HTTP/1.1\r\nHost:"):
+        with socket.create_connection((address.host, address.port), timeout=60) as silent:
+            silent.sendall(begin)
+            assert silent.recv(1) == b""
+    assert capfd.readouterr().err == ""
 
 
 def test_other_paths_say_what_there_is(served):

@@ -1,1 +1,1 @@
-"""HTTP/1.1 with Envoy and with engines."""
+"""HTTP/1.1 with Envoy."""

@@ -10,18 +10,15 @@ from typing import Protocol, cast
 
 import httptools
 
-from inflight_gateway.relay.http.errors import ClientError
-from inflight_gateway.relay.http.heads import (
+from inflight_base.http.heads import (
     LAST_CHUNK,
     Headers,
     chunk,
-    end_to_end,
     find,
     response_head,
-    without,
-    without_internal,
 )
-from inflight_gateway.request.headers import JWT_TENANT
+from inflight_gateway.relay.http.errors import ClientError
+from inflight_gateway.request.headers import JWT_TENANT, passed_on
 
 _log = logging.getLogger(__name__)
 
@@ -265,7 +262,7 @@ class ClientConnection(asyncio.Protocol):
             self._last = True
         # Envoy removes internal headers of clients, and sets the tenant of a verified token.
         token_tenant = find(self._headers, _JWT_TENANT)
-        headers = without(without_internal(end_to_end(self._headers)), b"content-length")
+        headers = passed_on(self._headers)
         method, now = self._parser.get_method(), self._loop.time()
         request = Request(method, self._target, headers, length, now, token_tenant)
         self._receiving = True

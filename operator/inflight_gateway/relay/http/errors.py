@@ -8,8 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from inflight_base.http.heads import Headers
 from inflight_gateway.link.wire import Refuse
-from inflight_gateway.relay.http.heads import Headers
 from inflight_gateway.request.error_body import error_body
 from inflight_gateway.request.paths import Api, api_of
 from inflight_gateway.types import Refusal

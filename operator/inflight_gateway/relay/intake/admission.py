@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from inflight_base.http.heads import find
 from inflight_base.manifest.api_keys import TENANT_NAME
 from inflight_base.manifest.keys import ObjectKey
 from inflight_gateway.discovery.catalog import Catalog, Change
 from inflight_gateway.relay.http.client import Request
 from inflight_gateway.relay.http.errors import ClientError, refused
-from inflight_gateway.relay.http.heads import find
 from inflight_gateway.relay.intake.bodies import MAX_OTHER_BYTES, BodyOwner
 from inflight_gateway.relay.intake.wrong_keys import WrongKeys
 from inflight_gateway.request import paths

@@ -42,7 +42,7 @@ def test_after_random_plans_it_is_the_hosts_and_only_changes_were_sent(seed, mon
         workload.step()
         for plan in workload.driver.plans:
             batch.apply(plan)
-            changes += sum(len(start.block_ids) for start in plan.starts)
+            changes += sum(len(start.block_ids) for start in plan.all_starts)
             changes += 0 if plan.growth is None else len(plan.growth.slots)
             if plan.num_tokens == 0:
                 continue

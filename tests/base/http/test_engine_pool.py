@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
-from inflight_gateway.relay.http import engine_pool as module
-from inflight_gateway.relay.http.engine_pool import EnginePool, Loss
-from inflight_gateway.relay.http.heads import Headers
+from inflight_base.http import engine_pool as module
+from inflight_base.http.engine_pool import EnginePool, Loss
+from inflight_base.http.heads import Headers
 from tests.gateway.relay.conftest import eventually
 
 GET = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
@@ -150,20 +150,36 @@ async def test_a_refused_connection_is_told_as_such(engine, pool):
     assert (await call(pool, engine)).loss is Loss.REFUSED
 
 
-async def test_an_engine_that_accepts_no_connection_in_time_has_refused_it(pool, monkeypatch):
-    monkeypatch.setattr(module, "CONNECT_WITHIN_S", 0.1)
-    with socket.socket() as full:
-        full.bind(("127.0.0.1", 0))
-        full.listen(0)
+@pytest.fixture
+def full() -> Iterator[Engine]:
+    """An engine that accepts no connection: the queue of those to accept is full."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(3):
+            each = stack.enter_context(socket.socket())
+            each.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                each.connect(listener.getsockname())
         engine = Engine()
-        engine.address = f"127.0.0.1:{full.getsockname()[1]}"
-        with contextlib.ExitStack() as stack:
-            for _ in range(3):  # the queue of connections is full then
-                each = stack.enter_context(socket.socket())
-                each.setblocking(False)
-                with contextlib.suppress(BlockingIOError):
-                    each.connect(full.getsockname())
-            assert (await call(pool, engine)).loss is Loss.REFUSED
+        engine.address = f"127.0.0.1:{listener.getsockname()[1]}"
+        yield engine
+
+
+async def test_an_engine_that_accepts_no_connection_in_time_has_refused_it(full):
+    assert (await call(EnginePool(connect_s=0.1), full)).loss is Loss.REFUSED
+
+
+async def test_a_call_that_is_cancelled_ends_the_attempt_to_connect(full):
+    pool = EnginePool(connect_s=None)
+    connection = pool.call(full.address, Reader())
+    await asyncio.sleep(0.05)
+    (task,) = pool._connecting.values()
+    connection.cancel()
+    assert pool._connecting == {}
+    await asyncio.wait([task])
+    assert task.cancelled()
 
 
 async def test_a_connection_that_was_closed_while_idle_is_stale_and_a_new_one_never_is(engine, pool):
@@ -191,9 +207,9 @@ async def test_idle_connections_are_closed_before_engines_close_them(engine, poo
     assert len(pool._idle_until) == 0
 
 
-async def test_idle_connections_are_bounded_for_each_engine_and_in_all(engine, pool, monkeypatch):
+async def test_idle_connections_are_bounded_for_each_engine_and_in_all(engine, monkeypatch):
     monkeypatch.setattr(module, "MAX_IDLE_OF_ONE", 3)
-    monkeypatch.setattr(module, "MAX_IDLE", 4)
+    pool = EnginePool(max_idle=4)
     other = await Engine().start()
     await asyncio.gather(*(call(pool, engine) for _ in range(5)))
     assert len(pool._idle_until) == 3
@@ -205,8 +221,8 @@ async def test_idle_connections_are_bounded_for_each_engine_and_in_all(engine, p
     await other.stop()
 
 
-async def test_the_last_idle_connection_to_an_engine_may_give_way_to_another_one_to_it(engine, pool, monkeypatch):
-    monkeypatch.setattr(module, "MAX_IDLE", 2)
+async def test_the_last_idle_connection_to_an_engine_may_give_way_to_another_one_to_it(engine):
+    pool = EnginePool(max_idle=2)
     other = await Engine().start()
     await call(pool, engine)
     await call(pool, other)

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from http import HTTPStatus
 
-from inflight_gateway.request import headers as names
-
 Headers = list[tuple[bytes, bytes]]
 
 _HOP_BY_HOP = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect")
 )
 """Headers that are not forwarded: RFC 9110, 7.6.1, and `expect`, which the relay answers."""
-
-_INTERNAL = frozenset(name.encode() for name in names.INTERNAL)
 
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
@@ -26,11 +22,6 @@ def end_to_end(headers: Headers) -> Headers:
     if connection is not None and connection.lower() not in (b"close", b"keep-alive"):
         dropped = _HOP_BY_HOP | {name.strip().lower() for name in connection.split(b",")}
     return [header for header in headers if header[0] not in dropped]
-
-
-def without_internal(headers: Headers) -> Headers:
-    """Returns the headers without the gateway's internal ones."""
-    return [header for header in headers if header[0] not in _INTERNAL]
 
 
 def without(headers: Headers, *dropped: bytes) -> Headers:

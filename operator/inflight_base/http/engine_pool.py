@@ -15,19 +15,13 @@ from typing import Protocol, cast
 
 import httptools
 
-from inflight_gateway.relay.http.heads import Headers
+from inflight_base.http.heads import Headers
 
 _log = logging.getLogger(__name__)
-
-CONNECT_WITHIN_S = 1.0
-"""Seconds in which an engine must accept a connection."""
 
 IDLE_S = 60.0
 """Seconds for which an idle connection is kept: engines close theirs after 120 s, which could abort a request in
 transit."""
-
-MAX_IDLE = 1024
-"""Most idle connections of this process. The one that was idle for the longest time is closed for another."""
 
 MAX_IDLE_OF_ONE = 128
 """Most idle connections to one engine."""
@@ -78,14 +72,23 @@ class ResponseReader(Protocol):
 
 
 class EnginePool:
-    """Connections of one process, by the engine's address, IP:PORT."""
+    """Connections by the engine's address, IP:PORT.
 
-    def __init__(self) -> None:
+    Args:
+        connect_s: seconds in which an engine must accept a connection; None: the owner of a call cancels it.
+        max_idle: most idle connections. The one that was idle for the longest time is closed for another.
+        warn: responses that cannot be read are logged.
+    """
+
+    def __init__(self, *, connect_s: float | None = 1.0, max_idle: float = 1024, warn: bool = True) -> None:
+        self.warn = warn
+        self._connect_s = connect_s
+        self._max_idle = max_idle
         self._idle: defaultdict[str, list[EngineConnection]] = defaultdict(list)
         self._idle_until: dict[EngineConnection, float] = {}
         """Seconds of the loop's clock; the connection that was idle for the longest time comes first."""
         self._in_flight: Counter[str] = Counter()
-        self._connecting: set[asyncio.Task[None]] = set()
+        self._connecting: dict[EngineConnection, asyncio.Task[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def in_flight(self, address: str) -> int:
@@ -100,21 +103,24 @@ class EnginePool:
             self.remove(connection)
         else:
             connection = EngineConnection(self, address)
-            task = asyncio.get_running_loop().create_task(self._connect(connection))
-            self._connecting.add(task)
-            task.add_done_callback(self._connecting.discard)
+            self._connecting[connection] = asyncio.get_running_loop().create_task(self._connect(connection))
         connection.begin(reader)
         return connection
 
     async def _connect(self, connection: EngineConnection) -> None:
         host, _, port = connection.address.rpartition(":")
+        why = ""
         try:
-            async with asyncio.timeout(CONNECT_WITHIN_S):
+            async with asyncio.timeout(self._connect_s):
                 # Transports of both event loops set TCP_NODELAY.
                 await asyncio.get_running_loop().create_connection(lambda: connection, host.strip("[]"), int(port))
         except (OSError, ValueError) as error:  # TimeoutError is an OSError
             _log.info("no connection to the engine at %s: %r", connection.address, error)
-            connection.end_lost(Loss.REFUSED)
+            why = (isinstance(error, OSError) and error.strerror) or str(error) or "no answer"
+        finally:
+            self._connecting.pop(connection, None)
+        if why:
+            connection.end_lost(Loss.REFUSED, f"cannot connect to {connection.address}: {why}")
 
     def began(self, address: str) -> None:
         self._in_flight[address] += 1
@@ -129,7 +135,7 @@ class EnginePool:
         address = connection.address
         if len(self._idle.get(address, ())) >= MAX_IDLE_OF_ONE:
             return False
-        if len(self._idle_until) >= MAX_IDLE:
+        if len(self._idle_until) >= self._max_idle:
             next(iter(self._idle_until)).close()
         # Only now: the closed one may have been the last one to this engine.
         self._idle[address].append(connection)
@@ -149,7 +155,10 @@ class EnginePool:
             connection.close()
 
     def remove(self, connection: EngineConnection) -> None:
-        """Removes a connection that is idle no more."""
+        """Removes a connection that is idle no more, or given up."""
+        task = self._connecting.pop(connection, None)
+        if task is not None:
+            task.cancel()
         if self._idle_until.pop(connection, None) is not None:
             idle = self._idle[connection.address]
             idle.remove(connection)
@@ -160,7 +169,7 @@ class EnginePool:
         """Close idle connections and end attempts to connect."""
         for connection in [*self._idle_until]:
             connection.close()
-        for task in [*self._connecting]:
+        for task in [*self._connecting.values()]:
             task.cancel()
         if self._timer is not None:
             self._timer.cancel()
@@ -177,12 +186,22 @@ class EngineConnection(asyncio.BufferedProtocol):
 
     An engine that sends as fast as it can gets one read in each turn of the event loop, like all others.
 
-    Attributes: sent: the whole request is written, so that another one may follow its response.
+    Attributes:
+        sent: the whole request is written, so that another one may follow its response.
+        why: how the call failed, for people.
     """
+
+    # A scraper keeps one for each pod.
+    __slots__ = (
+        *("address", "sent", "why", "_pool", "_transport", "_closed", "_reader", "_unsent", "_parser", "_headers"),
+        *("_status", "_head_bytes", "_interim", "_not_body", "_used", "_answered", "_no_body", "_in_body"),
+        *("_unbounded", "_body", "_more", "_paused", "_complete", "_timer"),
+    )
 
     def __init__(self, pool: EnginePool, address: str) -> None:
         self.address = address
         self.sent = False
+        self.why = ""
         self._pool = pool
         self._transport: asyncio.Transport | None = None
         self._closed = False
@@ -312,19 +331,20 @@ class EngineConnection(asyncio.BufferedProtocol):
             self._end(reusable=False)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.end_lost(Loss.STALE if self._used and not self._answered else Loss.BROKEN)
+        loss = Loss.STALE if self._used and not self._answered else Loss.BROKEN
+        self.end_lost(loss, "the connection was closed before the end of the response")
 
-    def end_lost(self, loss: Loss) -> None:
+    def end_lost(self, loss: Loss, why: str) -> None:
         """Closes the connection, and tells the reader of a call that has not ended."""
-        reader = self._reader
+        reader, self.why = self._reader, why
         self.close()
         if reader is not None:
             reader.lost(loss)
 
     def _garbled(self, why: str) -> None:
-        if self._reader is not None:
+        if self._reader is not None and self._pool.warn:
             _log.warning("the response of the engine at %s cannot be read: %s", self.address, why)
-        self.end_lost(Loss.GARBLED)
+        self.end_lost(Loss.GARBLED, f"the response cannot be read as HTTP/1.1: {why}")
 
     def pause_writing(self) -> None:
         if self._reader is not None:
