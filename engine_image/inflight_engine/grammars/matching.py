@@ -67,7 +67,7 @@ class Matching:
         """Tokens each of which is the only one after those before it. They are kept until they are taken: found anew
         in the middle, the same text may have other tokens, and these would depend on how many come at once."""
         self._num_followed = 0
-        """Of these, how many were taken."""
+        """Number of these that were taken."""
         self._run_ends = False
         """Nothing can follow the run."""
         self._ending = frozenset(sampling.stop_token_ids)
