@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import socket
@@ -185,6 +186,10 @@ async def run_operator(options: Options) -> int:
                 await watches.listed()
                 await _until_answered(watches.catch_up)
                 logger.info("looking after %d services", len(cache.services()))
+                # The collector would look through all that was imported and listed, again and again, while everything
+                # waits. Rounds and pages make no cycles: what they replace of it is freed by its reference count.
+                gc.collect()
+                gc.freeze()
                 working.set()
                 try:
                     async with asyncio.TaskGroup() as acting:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections import Counter, defaultdict
+from collections import defaultdict
 from enum import Enum
 from typing import Protocol, cast
 
@@ -87,13 +87,13 @@ class EnginePool:
         self._idle: defaultdict[str, list[EngineConnection]] = defaultdict(list)
         self._idle_until: dict[EngineConnection, float] = {}
         """Seconds of the loop's clock; the connection that was idle for the longest time comes first."""
-        self._in_flight: Counter[str] = Counter()
+        self._in_flight: dict[str, int] = {}
         self._connecting: dict[EngineConnection, asyncio.Task[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def in_flight(self, address: str) -> int:
         """Returns the requests at an engine whose responses have not ended."""
-        return self._in_flight[address]
+        return self._in_flight.get(address, 0)
 
     def call(self, address: str, reader: ResponseReader, *, fresh: bool = False) -> EngineConnection:
         """Returns a connection for one request, which may be written at once. Args: fresh: a new connection."""
@@ -123,12 +123,12 @@ class EnginePool:
             connection.end_lost(Loss.REFUSED, f"cannot connect to {connection.address}: {why}")
 
     def began(self, address: str) -> None:
-        self._in_flight[address] += 1
+        self._in_flight[address] = self._in_flight.get(address, 0) + 1
 
     def over(self, address: str) -> None:
-        self._in_flight[address] -= 1
-        if not self._in_flight[address]:
-            del self._in_flight[address]
+        left = self._in_flight.pop(address) - 1
+        if left:
+            self._in_flight[address] = left
 
     def give_back(self, connection: EngineConnection) -> bool:
         """Keeps an idle connection for later requests; returns False if there are enough to its engine."""
@@ -209,7 +209,7 @@ class EngineConnection(asyncio.BufferedProtocol):
         # Written before the connection is established.
         self._unsent: list[bytes] = []
         self._parser = httptools.HttpResponseParser(self)
-        self._headers: Headers = []
+        self._headers = _NONE
         self._status = self._head_bytes = self._interim = self._not_body = 0
         self._used = self._answered = self._no_body = self._in_body = self._unbounded = False
         # Parts of the body in one read.
@@ -422,6 +422,7 @@ class EngineConnection(asyncio.BufferedProtocol):
         self._release()
         self._used = True
         self._unbounded = self._in_body = False
+        self._headers = _NONE
         # Before the reader resumes: it may be paused for a client that has read everything by the next request.
         self.resume()
         if self._closed or not (reusable and self.sent) or not self._pool.give_back(self):
@@ -439,6 +440,9 @@ def _detect_dead_peer(connection: socket.socket) -> None:
 
 
 _LENGTHS = (b"content-length", b"transfer-encoding")
+
+_NONE: Headers = []
+"""Headers of an idle connection: never added to, each message begins with its own."""
 
 
 class _Rest:

@@ -408,7 +408,7 @@ class Generation:
         if ended is None or ended.ending is not Ending.WHOLE:
             return False
         self._record.status = ended.status
-        self._plain, self._answer.advanced = PlainUsage(strip=False, told=True), True
+        self._plain, self._answer.advanced = PlainUsage(strip=False, room=None), True
         self._delivery.begin_whole(ended.status)
         self.plain_data(begun.data)
         return True
@@ -434,7 +434,8 @@ class Generation:
             self._attempt.cancel()
             self._failed(Failure.ENGINE)
             return
-        self._plain = PlainUsage(strip=self._delivery.strip and status == 200)
+        room = self._shared.counted.answer(self._config.key)
+        self._plain = PlainUsage(strip=self._delivery.strip and status == 200, room=room)
         self._unheard_until = self._loop.time() + self._shared.tuning.waiting_s
         if not self._delivery.started:
             if self._delivery.strip:
@@ -540,7 +541,10 @@ class Generation:
         self._received.release()
         if self._kept is not None:
             self._kept.release()
-        plain = None if self._plain is None else self._plain.usage
+        plain = None
+        if self._plain is not None:
+            self._plain.release()
+            plain = self._plain.usage
         self._shared.asks.ended(self._record.finished(self._answer, plain, self._loop.time(), error))
 
 

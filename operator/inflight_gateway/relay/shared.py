@@ -43,13 +43,14 @@ class Tuning:
 
 @dataclass(slots=True)
 class Shared:
-    """Dependencies of requests."""
+    """Dependencies of requests. Attributes: counted: memory of answers whose token counts are read."""
 
     tuning: Tuning
     catalog: Catalog
     pool: EnginePool
     bodies: Bodies
     kept: Kept
+    counted: Kept
     budget: RetryBudget
     admission: Admission
     alone: Alone

@@ -14,6 +14,7 @@ from inflight_base.http.engine_pool import EnginePool
 from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.link.wire import Keys
 from inflight_gateway.relay.answers.kept import Kept
+from inflight_gateway.relay.answers.usage import MAX_COUNTED_BYTES
 from inflight_gateway.relay.budget import RetryBudget
 from inflight_gateway.relay.exchanges import exchange
 from inflight_gateway.relay.http.client import ClientConnection
@@ -52,6 +53,7 @@ class Worker:
             pool,
             Bodies(tuning.max_bodies_bytes),
             Kept(),
+            Kept(MAX_COUNTED_BYTES),
             RetryBudget(tuning.budget, loop.time()),
             admission,
             alone,

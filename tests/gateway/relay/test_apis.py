@@ -287,7 +287,7 @@ LARGE_FRAMES = POOLED.partition(b"data: ")[0] + b"data: " + LARGE + b"\n\n"
 
 
 async def test_embeddings_of_any_length_pass_and_are_tried_again_until_they_have_begun(relay, monkeypatch):
-    monkeypatch.setattr(UsageReader, "feed", None)  # reading them would stop all streams: the notes have the counts
+    monkeypatch.setattr(UsageReader, "read", None)  # reading them would stop all streams: the notes have the counts
     relay.script(Do(no_head=True), Do(frames=LARGE_FRAMES, split=2**20, cut=10 * 2**20), Do(frames=LARGE_FRAMES))
     status, headers, body = await relay.post({"model": "m", "input": ["a", "b"]}, "/v1/embeddings")
     assert (status, headers["content-type"], body == LARGE) == (200, "application/json", True)
@@ -351,6 +351,21 @@ async def test_engines_of_other_makes_are_tried_again_before_their_first_byte_on
     with pytest.raises(aiohttp.ClientPayloadError):
         await relay.post(ASKED[path], path)
     assert len(relay.engine.seen) == 1
+
+
+async def test_long_answers_of_other_engines_are_counted_and_leave_no_memory(relay):
+    await relay.configure(engine=EngineType("custom"))
+    head = (("content-type", "application/json"),)
+    whole = LARGE[:-1] + b',"usage":{"prompt_tokens":9}}'
+    relay.script(Do(status=200, body=whole, headers=head), Do(status=200, body=whole, headers=head))
+    status, _, body = await relay.post({"model": "m", "input": ["a", "b"]}, "/v1/embeddings")
+    assert (status, body == whole) == (200, True)
+    assert (await relay.report())["prompt_tokens"] == 9
+    async with relay.session.post("http://svc.ns/v1/embeddings", json={"model": "m", "input": "a"}) as answer:
+        await answer.content.readexactly(2**20)
+        assert relay.shared.counted.size > 0
+        answer.close()
+    await eventually(lambda: relay.shared.counted.size == 0)
 
 
 async def test_a_custom_engine_that_is_lost_between_head_and_body_is_tried_elsewhere(relay):

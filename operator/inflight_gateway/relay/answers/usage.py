@@ -13,12 +13,25 @@ import msgspec
 from inflight_gateway.relay.answers.answer import Usage
 from inflight_gateway.relay.answers.frames import MAX_FRAMES
 from inflight_gateway.relay.answers.json_usage import UsageReader
+from inflight_gateway.relay.answers.kept import AnswerBytes
 
 _PATHS = frozenset((b"/v1/chat/completions", b"/v1/completions"))
 """Paths with `stream_options` (OpenAI's)."""
 
 _MAX_EVENT_BYTES = 64 * 2**10
 """Longest event that may be the one with the token counts; longer ones pass in parts."""
+
+MAX_COUNTED_BYTES = 32 * 2**20
+"""Most bytes of answers and long events under way that one process keeps to read their counts."""
+
+_MAX_TEXT_BYTES = 8 * 2**20
+"""Most of them of one answer or event: reading them takes some 8 ms, in which other streams wait."""
+
+_END_BYTES = 64 * 2**10
+"""Last bytes of an answer that has not found room, in which its counts are looked for."""
+
+_MOST_OF_AN_END = 3
+"""Bytes of an event's end that are not yet known to be one."""
 
 # Quotes within a JSON string are escaped, so that text of an answer matches none of these.
 _NO_CHOICES = re.compile(rb'"choices":\s*\[\s*\]')
@@ -85,23 +98,29 @@ def without_usage(event: bytes, *, counts: bool) -> bytes:
 
 
 class PlainUsage:
-    """Token counts of an answer that passes as it comes.
+    """Token counts of an answer that passes as it comes. Counts are read where a text has ended, of which so much is
+    kept as there is room for. Of longer events nothing is read, so that those of their stream with text count; of
+    longer answers, the last 64 KiB. If the counts are not there, the answer has none, and is charged like one whose
+    engine reports none: its prompt by the estimate.
 
     Args:
         strip: its client gets none.
-        told: the engine's notes have them, so that the answer is not read.
+        room: memory to read them; None: the engine's notes have them, so that the answer is not read.
 
-    Attributes: kept_bytes: of an incomplete event.
+    Attributes: kept_bytes: of an incomplete event that the client does not have.
     """
 
-    __slots__ = ("_begun", "_contents", "_passing", "_reader", "_strip", "_unread", "_whole")
+    __slots__ = ("_begun", "_contents", "_cut", "_passing", "_reader", "_room", "_strip", "_text", "_whole")
 
-    def __init__(self, *, strip: bool, told: bool = False) -> None:
+    def __init__(self, *, strip: bool, room: AnswerBytes | None) -> None:
         self._strip = strip
-        self._unread = told
+        self._room = room
         self._begun = bytearray()
         self._passing = False
-        """Within an event that is too long to be kept."""
+        """Within an event that is too long to be held back."""
+        self._text = bytearray()
+        """The bytes of an answer, or of such an event, that are kept to be read; `_cut`: its end only."""
+        self._cut = False
         self._contents = 0
         self._reader = UsageReader()
         self._whole: bool | None = None
@@ -121,47 +140,76 @@ class PlainUsage:
 
     def take(self, data: bytes) -> bytes:
         """Returns what the client gets of a part of the answer."""
-        if self._unread:
+        room = self._room
+        if room is None:
             return data
-        if data.count(b"\n\n") + data.count(b"\n\r\n") > MAX_FRAMES:
-            self._unread = True
-            return self.end() + data
-        if self._whole is None:
+        if self._whole is None and data:
             self._whole = not self._strip and data[:1] in _JSON_BEGINS
         if self._whole:
-            self._reader.feed(data)
+            self._keep(data, room)
             return data
-        left = self._events(data)
+        if data.count(b"\n\n") + data.count(b"\n\r\n") > MAX_FRAMES:
+            passed = self.end() + data
+            self._room = None
+            return passed
+        left = self._events(data, room)
         return left if self._strip else data
 
     def end(self) -> bytes:
-        """Returns what the client gets at the end."""
-        rest = bytes(self._begun)
+        """Reads what is left; returns what the client gets at the end."""
+        room, rest = self._room, bytes(self._begun)
         self._begun.clear()
-        self._event(rest)
+        if room is None:
+            return b""
+        if self._whole:
+            if not self._reader.read_end(bytes(self._text[-_END_BYTES:])) and not self._cut:
+                self._reader.read(self._text)
+        elif self._passing:
+            self._end_long(rest, room)
+        else:
+            rest = self._event(rest)
+        self.release()
         return rest if self._strip else b""
 
-    def _events(self, data: bytes) -> bytes:
+    def release(self) -> None:
+        """Frees the memory of an answer that has ended; may be called again."""
+        self._text.clear()
+        if self._room is not None:
+            self._room.release()
+
+    def _keep(self, data: bytes, room: AnswerBytes) -> None:
+        text = self._text
+        text += data
+        if self._cut or len(text) > _MAX_TEXT_BYTES or not room.fits(len(text)):
+            self._cut = True
+            del text[:-_END_BYTES]
+            room.fits(len(text))
+
+    def _events(self, data: bytes, room: AnswerBytes) -> bytes:
         """Returns the events that a part completes, without counts if they are stripped."""
         begun = self._begun
-        searched, end = max(0, len(begun) - 3), 0
+        searched, end = max(0, len(begun) - _MOST_OF_AN_END), 0
         begun += data
         passed: list[bytes] = []
         for match in [*_EVENT_END.finditer(begun, searched)]:
             event, end = bytes(begun[end : match.end()]), match.end()
-            passed.append(self._part(event) if self._passing else self._event(event))
-            self._passing = False
+            passed.append(self._end_long(event, room) if self._passing else self._event(event))
         del begun[:end]
         if self._passing or len(begun) > _MAX_EVENT_BYTES:
-            if not self._passing:
-                self._reader.restart()
             self._passing = True
-            passed.append(self._part(bytes(begun)))
-            begun.clear()
+            part = bytes(begun[:-_MOST_OF_AN_END])
+            del begun[:-_MOST_OF_AN_END]
+            self._keep(part, room)
+            passed.append(part)
         return b"".join(passed)
 
-    def _part(self, part: bytes) -> bytes:
-        self._reader.feed(part)
+    def _end_long(self, part: bytes, room: AnswerBytes) -> bytes:
+        """Reads an event that has passed in parts, of which this is the last."""
+        self._keep(part, room)
+        if not self._cut:
+            self._reader.read(_data(self._text))
+        self._passing = self._cut = False
+        self.release()
         return part
 
     def _event(self, event: bytes) -> bytes:
@@ -169,9 +217,13 @@ class PlainUsage:
         if b'"usage"' in event:
             left = _NULL_USAGE.sub(b"", event)
             if b'"usage"' in left:
-                self._reader.restart()
-                self._reader.feed(left)
+                self._reader.read(_data(left))
                 if _NO_CHOICES.search(left) is not None:
                     return b""
         self._contents += len(_CONTENT.findall(left))
         return left
+
+
+def _data(event: bytes | bytearray) -> bytes:
+    """Returns the data of an event, or all of what is none: an engine may answer a stream with one JSON text."""
+    return b"\n".join(line[5:] for line in event.splitlines() if line.startswith(b"data:")) or bytes(event)
