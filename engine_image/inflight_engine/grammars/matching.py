@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterable
-from itertools import takewhile
+from itertools import islice, takewhile
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +63,13 @@ class Matching:
         self._unused_eos = _words(set(eos_token_ids).difference(sampling.stop_token_ids))
         self._num_until_stop = sampling.min_tokens
         self._num_taken = 0
+        self._run: list[int] = []
+        """Tokens each of which is the only one after those before it. They are kept until they are taken: found anew
+        in the middle, the same text may have other tokens, and these would depend on how many come at once."""
+        self._num_followed = 0
+        """Number of these that were taken."""
+        self._run_ends = False
+        """Nothing can follow the run."""
         self._ending = frozenset(sampling.stop_token_ids)
         # Log-probabilities are of tokens that are sampled.
         self._may_force = matcher is not None and sampling.logprobs is None
@@ -88,6 +95,7 @@ class Matching:
         thinking = self._thinking
         if thinking is None:
             self._consume(token_id)
+            self._follow(token_id)
             return
         before_text = thinking.opens is not None
         thinking.take(token_id)
@@ -105,6 +113,9 @@ class Matching:
         forced = None if thinking is None else thinking.forced
         if forced is not None:
             _only(bits, forced)
+            return
+        if self._num_followed < len(self._run):
+            _only(bits, self._run[self._num_followed])
             return
         opens = None if thinking is None else thinking.opens
         if thinking is not None and opens is None:
@@ -126,17 +137,12 @@ class Matching:
     def forced(self) -> tuple[list[int], bool]:
         """Return tokens each of which is the only one after those before it, where that is known, and whether nothing
         can follow them. None of them is of `stop_token_ids`."""
-        matcher = self._matcher
-        if not self._may_force or matcher is None or self._thinking is not None or self.error:
+        left = len(self._run) - self._num_followed
+        if not self._may_force or left < (1 if self._run_ends else _LEAST_FORCED):
             return [], False
-        began = time.thread_time()
-        found = matcher.compute_ff_tokens()
+        found = list(islice(self._run, self._num_followed, None))
         run = list(takewhile(lambda token_id: token_id not in self._ending, found))
-        ends = False
-        if run and len(run) == len(found):
-            ahead = matcher.deep_copy()
-            ends = ahead.consume_tokens(run) and ahead.is_stopped() and not ahead.is_error()
-        self._slow += max(0.0, time.thread_time() - began - _QUICK)
+        ends = self._run_ends and len(run) == left
         return (run, ends) if ends or len(run) >= _LEAST_FORCED else ([], False)
 
     def after(self, token_ids: list[int]) -> Matching:
@@ -159,6 +165,23 @@ class Matching:
             self._fits = matcher.consume_token(token_id) if alone else matcher.try_consume_tokens([token_id]) == 1
         if not self._fits and alone:
             self.error = matcher.get_error() or _TAKEN_BY_NO_GRAMMAR
+
+    def _follow(self, token_id: int) -> None:
+        """Go on in the run by a token that the grammar has taken, or find the run after it."""
+        matcher = self._matcher
+        if self._num_followed < len(self._run) and self._run[self._num_followed] == token_id:
+            self._num_followed += 1
+        else:
+            self._num_followed = len(self._run)
+        if matcher is None or self.error or self._num_followed < len(self._run):
+            return
+        began = time.thread_time()
+        self._run, self._num_followed, self._run_ends = matcher.compute_ff_tokens(), 0, False
+        if self._run:
+            ahead = matcher.deep_copy()
+            del self._run[ahead.try_consume_tokens(self._run) :]
+            self._run_ends = ahead.is_stopped() and not ahead.is_error()
+        self._slow += max(0.0, time.thread_time() - began - _QUICK)
 
     def _fill(self, bits: Bits) -> None:
         assert self._matcher is not None

@@ -1,15 +1,16 @@
 """A request's place in its grammar."""
 
+import re
 import time
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llguidance import LLParserLimits
+from llguidance import LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from inflight_engine.grammars import compiled
-from inflight_engine.grammars.compiled import MAX_COMPILED, GrammarError
+from inflight_engine.grammars.compiled import MAX_COMPILED, GrammarError, Grammars
 from inflight_engine.grammars.matching import Matching
 from inflight_engine.grammars.thinking import reasoning_tokens
 from inflight_engine.request import SamplingParams
@@ -253,3 +254,48 @@ def test_an_answer_whose_masks_take_long_ends_with_an_error(monkeypatch):
     assert not each.error
     assert allowed(each) == EVERYTHING
     assert "too much time" in each.error
+
+
+CONTRACTED = [*CHARACTERS, "'s"]
+
+
+def contracting():
+    """A vocabulary that joins "'s" unless "xy" is right before it, and takes "<eos>" for the end of the text."""
+
+    def encode(_, text):
+        pieces = re.findall(r"xy's|<eos>|'s|.", text.decode())
+        ids = [[EOS + 1] if each == "<eos>" else map(CONTRACTED.index, split(each)) for each in pieces]
+        return [token_id for each in ids for token_id in each]
+
+    def split(piece):
+        return [piece] if piece == "'s" else piece
+
+    tokens = [each.encode() for each in CONTRACTED] + [b"<eos>"]
+    wrapped = {"eos_token_id": EOS + 1, "bos_token_id": None, "tokens": tokens, "special_token_ids": [EOS + 1]}
+    return Grammars(lambda: LLTokenizer(TokenizerWrapper(type("Encoder", (), {**wrapped, "__call__": encode})())))
+
+
+def place_in(vocabulary, pattern, token_ids):
+    sampling = SamplingParams(64, grammar=regex(pattern))
+    each = Matching(vocabulary.compiled(sampling.grammar).matcher(), sampling, [EOS + 1])
+    for token_id in token_ids:
+        each.take(token_id)
+    return each
+
+
+def test_a_run_that_must_follow_is_the_same_from_each_of_its_tokens():
+    vocabulary = contracting()
+    (start,) = ids_of("1")
+    run, ends = place_in(vocabulary, "[0-9]xy'sab", [start]).forced()
+    assert (run, ends) == (ids_of("xy'sab"), True)
+    for cut, token_id in enumerate(run):
+        place = place_in(vocabulary, "[0-9]xy'sab", [start, *run[:cut]])
+        bits = np.empty(4, np.int32)
+        place.fill(bits)
+        assert np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist() == [token_id]
+        assert place.forced() == (run[cut:], True)
+
+
+def test_no_token_that_the_grammar_does_not_take_must_follow():
+    run, ends = place_in(contracting(), "[0-9]ab<eos>cd", ids_of("1")).forced()
+    assert (run, ends) == (ids_of("ab"), False)
