@@ -19,8 +19,8 @@ VLLM_ENGINE = "VLLM::EngineCor"
 
 def of_pod(uid: str) -> list[int]:
     """Pids of all processes of the pod, its pause process included; ascending."""
-    groups = [folder for group in cgroups.own_groups() for folder in group.rglob(f"pod{uid}")]
-    return sorted(cgroups.processes_in(groups))
+    name = f"pod{uid}"
+    return sorted(cgroups.processes_in(each for each in cgroups.folders_of(cgroups.own_groups()) if each.name == name))
 
 
 def of_containers(uid: str) -> list[int]:

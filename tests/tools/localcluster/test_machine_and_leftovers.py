@@ -221,6 +221,14 @@ def test_processes_of_pods_are_found_in_both_kinds_of_cgroup_hierarchy(tmp_path)
     assert tmp_path / "kubepods" in cgroups.own_groups(tmp_path)
 
 
+def test_a_pod_that_ends_while_the_groups_are_read_is_passed_over(tmp_path):
+    (tmp_path / "kubepods" / "pod1").mkdir(parents=True)
+    folders = cgroups.folders_of([tmp_path / "kubepods", tmp_path / "gone"])
+    assert next(folders) == tmp_path / "kubepods"
+    (tmp_path / "kubepods" / "pod1").rmdir()
+    assert list(folders) == []
+
+
 def test_kernel_settings_are_put_back_only_in_the_boot_that_changed_them(tmp_path):
     places = Layout(tmp_path)
     host.save_settings(places)

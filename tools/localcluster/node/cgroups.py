@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tools.localcluster.process import kill_all
@@ -25,23 +26,27 @@ def own_groups(hierarchy: Path = HIERARCHY) -> list[Path]:
 def processes_in(groups: Iterable[Path]) -> set[int]:
     """Pids of all processes in `groups` and below."""
     pids: set[int] = set()
-    for group in groups:
-        for listing in group.rglob("cgroup.procs"):
-            try:
-                pids.update(int(line) for line in listing.read_text().split())
-            except OSError:
-                continue  # the group went away while it was read
+    for folder in folders_of(groups):
+        try:
+            pids.update(int(line) for line in (folder / "cgroup.procs").read_text().split())
+        except OSError:
+            continue  # the group went away while it was read
     return pids
+
+
+def folders_of(groups: Iterable[Path]) -> Iterator[Path]:
+    """Yield `groups` and all groups below them, without those that go away meanwhile, for which `rglob` raises."""
+    for group in groups:
+        for folder, _, _ in os.walk(group):
+            yield Path(folder)
 
 
 def remove() -> None:
     """Kill what is left in the pods' groups and remove them."""
     groups = own_groups()
     kill_all("processes of old pods", lambda: processes_in(groups))
-    for group in groups:
-        for folder in sorted((path for path in group.rglob("*") if path.is_dir()), reverse=True):
-            _rmdir(folder)
-        _rmdir(group)
+    for folder in sorted(folders_of(groups), reverse=True):
+        _rmdir(folder)
 
 
 def _rmdir(folder: Path) -> None:
