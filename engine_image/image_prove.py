@@ -32,6 +32,7 @@ SERVING_MODULES = (
     "uvicorn",
     "uvloop",
     "yaml",
+    "zmq",
 )
 
 
