@@ -256,7 +256,7 @@ async def test_large_pages_of_many_services_that_stall_give_way_to_those_of_othe
     monkeypatch.setattr(scraper_module, "_LARGE_AT_ONCE", 4)
     monkeypatch.setattr(scraper_module, "_PLACE_SECONDS", 0.5, raising=False)
     monkeypatch.setattr(scraper_module, "_SMALL_PAGE", len(PAGE))
-    page = PAGE + b"# x\n" * 50_000  # more than one read
+    page = PAGE + (b"# " + b"x" * 1000 + b"\n") * 200  # more than one read
 
     async def stalls(writer):
         writer.write(response(page)[:-1])
