@@ -145,7 +145,7 @@ def requests():
                 seed=i,
                 repetition_penalty=1 + 0.3 * (i % 3 == 2),
                 prompt_logprobs=i if i % 4 == 0 else None,
-                grammar=regex("[0-9]abcdefg[0-9]xyz[a-z]+") if i % 3 == 1 else None,
+                grammar=regex("[0-9]abcdefg[0-9]xyz[a-z]+") if i % 3 == 2 else None,
             ),
         )
         for i, prompt in enumerate(prompts_for(rng, 10))
