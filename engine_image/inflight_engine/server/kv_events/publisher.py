@@ -49,7 +49,7 @@ class KVEventPublisher:
         self._num_dropped = 0
         """Batches since the latest one that was not."""
         self._waiting: deque[tuple[int, Callable[[], bytes]] | None] = deque()
-        """Batches, each with the number of those that were dropped before it, and its encoder; None: there will be no more."""
+        """Batches, each with the number of those that were dropped before it, and its encoder; None: no more follow."""
         self._number = 0
         self._sent: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
         self._context = zmq.Context()
