@@ -61,6 +61,7 @@ class ByteTokenizer:
     model_text = ModelText()
     all_special_ids = frozenset({EOS})
     pooling = PoolingConfig()
+    settings = {}
 
     def __init__(self, sampling_defaults=OPENAI_DEFAULTS):
         self.sampling_defaults = sampling_defaults
