@@ -9,6 +9,7 @@ import math
 import time
 import zipfile
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 
 import grpc
 import pytest
@@ -26,7 +27,7 @@ from tests.engine.server.fake_engine import READY, ByteTokenizer, connect_engine
 class _Saved(ByteTokenizer):
     """A tokenizer with files, too many to fit into one message."""
 
-    settings = {"chat_template": "x"}
+    settings = MappingProxyType({"chat_template": "x"})
 
     def serialized(self):
         return "".join(hashlib.sha256(bytes([i // 256, i % 256])).hexdigest() for i in range(4096))
