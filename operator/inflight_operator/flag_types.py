@@ -9,7 +9,7 @@ import re
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import CLASS_EXPECTED, CLASS_PATTERN
 from inflight_base.manifest.units import Share, parse_share
-from inflight_operator.api.observability import ENDPOINT_PATTERN
+from inflight_operator.api.engine.observability import ENDPOINT_PATTERN
 from inflight_settings.flag_types import between, matching, whole
 
 ratio = between(0, 1)

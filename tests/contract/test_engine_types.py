@@ -2,7 +2,7 @@
 
 import pytest
 
-from inflight_operator.api.engine_rules import TYPES_OF_FIELDS, VLLM_FLAGS
+from inflight_operator.api.engine.rules import TYPES_OF_FIELDS, VLLM_FLAGS
 from tests.contract.manifests import service_manifest
 
 pytestmark = pytest.mark.contract

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+import numpy.typing as npt
 
 from inflight_engine.cache.block_pool import BlockIds, BlockPool
+from inflight_engine.cache.events import BlocksStored
 from inflight_engine.cache.prefix import block_hashes, private_root_hash, root_hash
 from inflight_engine.request import Request, TokenIds
 from inflight_engine.scheduling.config import SchedulerConfig
@@ -273,7 +275,12 @@ class Running:
         if len(request.block_hashes) < full:
             hash_blocks(request, full * block_size, block_size)
         self.table.num_registered[slot] = full
-        return self.pool.register(self.table.table(slot)[known:full], request.block_hashes[known:full])
+        blocks = self.table.table(slot)[known:full]
+        registered = self.pool.register(blocks, request.block_hashes[known:full])
+        if registered and self.pool.events is not None:
+            for run in _runs(known + np.flatnonzero(np.isin(blocks, registered))):
+                self.pool.events.append(_stored(request, run, block_size))
+        return registered
 
 
 def longest_request(config: SchedulerConfig) -> int:
@@ -294,6 +301,24 @@ def hash_blocks(request: Request, num_tokens: int, block_size: int) -> None:
     parent = request.block_hashes[-1] if hashed else _root(request)
     tokens = all_tokens(request)[hashed * block_size : num_tokens]
     request.block_hashes += block_hashes(tokens, block_size, parent)
+
+
+def _runs(numbers: npt.NDArray[np.intp]) -> list[range]:
+    """Return the runs of consecutive numbers among ascending ones."""
+    parts = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
+    return [range(int(part[0]), int(part[-1]) + 1) for part in parts]
+
+
+def _stored(request: Request, run: range, block_size: int) -> BlocksStored:
+    """Describe these blocks of a request that is not decoding."""
+    start, end = run.start, run.stop
+    tokens = all_tokens(request)[start * block_size : end * block_size]
+    return BlocksStored(
+        hashes=b"".join(request.block_hashes[start:end]),
+        parent=request.block_hashes[start - 1] if start else b"",
+        root=b"" if start else _root(request),
+        token_ids=tokens.astype("<i4", copy=False).tobytes(),
+    )
 
 
 def _root(request: Request) -> bytes:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from inflight_operator.decide.decision import Decision
 from inflight_operator.decide.override import decide_override
-from inflight_operator.decide.tuning import TuningMode, decide_tuning
-from inflight_operator.decide.tuning_model import end_canary, modelled_limits
-from inflight_operator.decide.tuning_types import TuningState
+from inflight_operator.decide.tuning.model import end_canary, modelled_limits
+from inflight_operator.decide.tuning.tune import TuningMode, decide_tuning
+from inflight_operator.decide.tuning.types import TuningState
 from inflight_operator.observe.metrics import Sample
 from inflight_operator.observe.pods import PodView
 from inflight_operator.reconcile.memory import CanaryInForce, Memory

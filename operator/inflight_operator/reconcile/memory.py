@@ -7,12 +7,12 @@ from datetime import datetime
 
 from inflight_base.manifest import Manifest
 from inflight_operator.api.types import InferenceService
-from inflight_operator.decide.autopilot import DemandMemory
-from inflight_operator.decide.behavior import ScalingHistory
 from inflight_operator.decide.decision import Reason
-from inflight_operator.decide.demand import DemandHistory
-from inflight_operator.decide.pods import StartUps
-from inflight_operator.decide.tuning_types import TuningState
+from inflight_operator.decide.replicas.autopilot import DemandMemory
+from inflight_operator.decide.replicas.behavior import ScalingHistory
+from inflight_operator.decide.replicas.demand import DemandHistory
+from inflight_operator.decide.status.pods import StartUps
+from inflight_operator.decide.tuning.types import TuningState
 from inflight_operator.reconcile.policy import Policy
 from inflight_operator.render.plan import ChildPlan, Settings
 from inflight_settings.limits import Limits, LimitsInForce

@@ -22,8 +22,8 @@ from inflight_operator.apply.children import owner_uid
 from inflight_operator.apply.engines import LimitsPusher
 from inflight_operator.apply.kube import OperatorApi
 from inflight_operator.clock import Clock
-from inflight_operator.decide.conditions import unreadable
-from inflight_operator.decide.tuning_types import TuningPolicy
+from inflight_operator.decide.status.conditions import unreadable
+from inflight_operator.decide.tuning.types import TuningPolicy
 from inflight_operator.observe.attainment import Attainment
 from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.observe.front_view import front_view

@@ -30,9 +30,9 @@ from inflight_operator.api.status import (
 )
 from inflight_operator.api.types import ServiceRecord
 from inflight_operator.decide import decision as decided
-from inflight_operator.decide.conditions import ROLLOUT_STUCK, Finding, pool_refused, stuck, summarized
 from inflight_operator.decide.decision import Number, Reason
-from inflight_operator.decide.sentences import change_text, sentence
+from inflight_operator.decide.status.conditions import ROLLOUT_STUCK, Finding, pool_refused, stuck, summarized
+from inflight_operator.decide.status.sentences import change_text, sentence
 from inflight_operator.observe.metrics import mean_kv_usage
 from inflight_operator.observe.pods import PodView
 from inflight_operator.reconcile.plan import Outcome, Plan

@@ -17,7 +17,7 @@ from inflight_operator.api.status import MAX_DECISIONS, Decision, InferenceServi
 from inflight_operator.api.types import ServiceRecord
 from inflight_operator.apply.kube import OperatorApi
 from inflight_operator.clock import Clock, pause
-from inflight_operator.decide.sentences import FOLLOW_TRAFFIC
+from inflight_operator.decide.status.sentences import FOLLOW_TRAFFIC
 from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.observe.metrics import mean_kv_usage
 from inflight_operator.reconcile.plan import Outcome, Plan

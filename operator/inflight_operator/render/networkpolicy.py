@@ -24,7 +24,7 @@ from inflight_base.manifest.names import (
     OPERATOR_LABELS,
     pod_labels,
 )
-from inflight_operator.api.network import peers
+from inflight_operator.api.pods.network import peers
 from inflight_operator.api.resolve import engine_type
 from inflight_operator.api.types import InferenceService
 from inflight_operator.render.metadata import child

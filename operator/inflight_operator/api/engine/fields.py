@@ -8,12 +8,12 @@ from pydantic import AfterValidator, ConfigDict, Field
 
 from inflight_base.manifest.engines import EngineTypeName
 from inflight_operator.api.base import SpecModel, rule, validation, validations
-from inflight_operator.api.custom_engine import CustomEngine
 from inflight_operator.api.duration import Duration
-from inflight_operator.api.observability import Logs, Tracing
-from inflight_operator.api.scheduling import BOUNDS, MOST_QUEUED, Scheduling
+from inflight_operator.api.engine.custom import CustomEngine
+from inflight_operator.api.engine.observability import Logs, Tracing
+from inflight_operator.api.pods.scheduling import BOUNDS, MOST_QUEUED, Scheduling
+from inflight_operator.api.pods.template import INT_OR_STRING, readable_quantity
 from inflight_operator.api.setting import setting_duration, setting_field, settings_in
-from inflight_operator.api.template import INT_OR_STRING, readable_quantity
 from inflight_settings.engine import DType, KVCacheDType, Quantization
 from inflight_settings.limits import HIGHEST_LIMITS
 
