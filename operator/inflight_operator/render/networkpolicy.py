@@ -4,9 +4,9 @@ Ingress: the serving port, and that of gRPC, from anywhere, since callers are up
 clients that `spec.networkPolicy.from` or else the installation names, the gateway and the peers beside the operator
 that may reach the admin port. If the service requires API keys, only from the gateway, which checks them, and from
 those peers; so without a gateway, no client reaches such a service. Engines whose metrics are on the serving port let
-the operator in too. The admin port only from the operator's pods and from the peers the operator was installed with, such as
-Prometheus: calls that change an engine are signed or carry the token, and users have no way to try one. An operator
-outside the cluster has no pods to select, so the admin port of its engines is open.
+the operator in too. The admin port only from the operator's pods and from the peers the operator was installed with,
+such as Prometheus: calls that change an engine are signed or carry the token, and users have no way to try one. An
+operator outside the cluster has no pods to select, so the admin port of its engines is open.
 Kubernetes always lets the node reach its own pods, and the kubelet's probes use the serving port.
 
 Egress: only DNS and the trace collector, if any, for models in the image or on a claim. The pod fetches Hugging Face
