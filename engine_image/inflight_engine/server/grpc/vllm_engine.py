@@ -91,7 +91,7 @@ class VllmEngine:
         return pb.AbortResponse()
 
     def health(self, message: pb.HealthCheckRequest) -> pb.HealthCheckResponse:
-        """Whether requests should be sent here, as /ready says it."""
+        """Readiness for requests, as /ready has it."""
         found = unready(self._service)
         return pb.HealthCheckResponse(healthy=found is None, message="ready" if found is None else found[1])
 

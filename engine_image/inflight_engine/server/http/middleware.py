@@ -1,5 +1,5 @@
-"""What every request has from its head to its end: request id, trace, count of open responses, access log. The
-middleware of HTTP adds the body limit, and closes connections while draining."""
+"""The frame of every request: request id, trace, count of open responses, access log. The middleware of HTTP adds the
+body limit, and closes connections while draining."""
 
 from __future__ import annotations
 
