@@ -34,6 +34,7 @@ SERVING_MODULES = (
     "uvicorn",
     "uvloop",
     "yaml",
+    "zmq",
 )
 
 

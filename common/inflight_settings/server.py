@@ -140,6 +140,13 @@ class ServerSettings:
         ge=0.001,
         unit="seconds",
     )
+    kv_events_config: str | None = setting(
+        None,
+        "publish vLLM's KV cache events, for routers that read them: JSON with enable_kv_cache_events and the other "
+        "fields of vLLM's flag. The events hold the token ids of all requests, and whoever reaches the endpoint reads "
+        "them (default: no events)",
+        metavar="JSON",
+    )
     drain_delay: float = setting(
         0.0,
         "seconds after SIGTERM in which requests are still taken, while routes still lead here",

@@ -22,6 +22,8 @@ from inflight_engine.server.service import Service
 from inflight_engine.server.settings.config import ServerConfig
 
 if TYPE_CHECKING:
+    from inflight_engine.server.kv_events.publisher import KVEventPublisher
+    from inflight_engine.server.settings.kv_events import KVEventsConfig
     from inflight_engine.server.settings.tracing import TracingConfig
     from inflight_engine.server.telemetry.trace_export import TraceExport
 
@@ -57,9 +59,15 @@ def run(
     except ValueError as error:
         return f"traces cannot be sent: {error}"
     try:
+        kv_events = None if config.kv_events is None else _kv_events(config.kv_events)
+    except ValueError as error:
+        return str(error)
+    try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(config, process, listener, admin_listener, traces))
+            return runner.run(_serve(config, process, listener, admin_listener, traces, kv_events))
     finally:
+        if kv_events is not None:
+            kv_events.close()
         if traces is not None:
             traces.close(FLUSH_SECONDS)
 
@@ -70,8 +78,10 @@ async def _serve(
     listener: socket.socket,
     admin_listener: socket.socket | None,
     traces: TraceExport | None,
+    kv_events: KVEventPublisher | None,
 ) -> str | None:
     service, responses = Service(config), OpenResponses()
+    service.session.kv_events = kv_events
     if traces is not None:
         service.spans = traces.spans(config.served_model_name)
         service.metrics.spans = traces.counts
@@ -108,6 +118,12 @@ def _trace_export(config: TracingConfig) -> TraceExport:
     from inflight_engine.server.telemetry.trace_export import TraceExport  # imports OpenTelemetry's SDK
 
     return TraceExport(config)
+
+
+def _kv_events(config: KVEventsConfig) -> KVEventPublisher:
+    from inflight_engine.server.kv_events.publisher import KVEventPublisher  # imports ZeroMQ
+
+    return KVEventPublisher(config)
 
 
 async def close(servers: Sequence[tuple[uvicorn.Server, asyncio.Task[None]]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from inflight_engine.server.settings.kv_events import KVEventsConfig
 from inflight_engine.server.settings.tracing import TracingConfig
 from inflight_settings.engine import EngineConfig
 from inflight_settings.server import ServerSettings
@@ -19,10 +20,12 @@ class ServerConfig(ServerSettings):
 
     Attributes:
         tracing: export of spans; None: no tracing.
+        kv_events: publishing of KV cache events; None: none.
     """
 
     engine: EngineConfig
     tracing: TracingConfig | None = None
+    kv_events: KVEventsConfig | None = None
 
     @property
     def served_model_name(self) -> str:
