@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from inflight_engine.cache.events import BlockEvent, BlocksRemoved
+from inflight_engine.block_events import BlockEvent, BlocksRemoved
 
 BlockIds = npt.NDArray[np.int32]
 """Ids of KV blocks."""

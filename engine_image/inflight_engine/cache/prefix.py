@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
+from inflight_engine.block_events import HASH_SIZE
 from inflight_engine.request import TokenIds
 
-HASH_SIZE = 16
 _LENGTH_SIZE = _NUMBER_SIZE = 8
 
 

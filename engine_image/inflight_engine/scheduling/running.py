@@ -7,8 +7,8 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
+from inflight_engine.block_events import BlocksStored
 from inflight_engine.cache.block_pool import BlockIds, BlockPool
-from inflight_engine.cache.events import BlocksStored
 from inflight_engine.cache.prefix import block_hashes, private_root_hash, root_hash
 from inflight_engine.request import Request, TokenIds
 from inflight_engine.scheduling.config import SchedulerConfig
@@ -18,6 +18,8 @@ from inflight_engine.scheduling.plan import PrefillChunk, Slots, SlotStart
 from inflight_engine.scheduling.queues import WaitingQueues
 from inflight_engine.scheduling.slots import SlotTable
 from inflight_engine.scheduling.stops import StopTokens
+
+_COMMON_ROOT = root_hash("", "")
 
 
 class Running:
@@ -313,10 +315,11 @@ def _stored(request: Request, run: range, block_size: int) -> BlocksStored:
     """Describe these blocks of a request that is not decoding."""
     start, end = run.start, run.stop
     tokens = all_tokens(request)[start * block_size : end * block_size]
+    root = _root(request) if start == 0 else _COMMON_ROOT
     return BlocksStored(
         hashes=b"".join(request.block_hashes[start:end]),
         parent=request.block_hashes[start - 1] if start else b"",
-        root=b"" if start else _root(request),
+        root=b"" if root == _COMMON_ROOT else root,
         token_ids=tokens.astype("<i4", copy=False).tobytes(),
     )
 

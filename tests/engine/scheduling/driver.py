@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from inflight_cost.model import CostModel
+from inflight_engine.block_events import BlockEvent
 from inflight_engine.cache.block_pool import BlockPool
-from inflight_engine.cache.events import BlockEvent
 from inflight_engine.cache.swap import SwapRates
 from inflight_engine.request import FinishReason, ForcedRun, Request, SamplingParams, TokenIds
 from inflight_engine.scheduling.config import SchedulerConfig

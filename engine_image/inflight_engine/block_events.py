@@ -6,6 +6,9 @@ from typing import TypeAlias
 
 import msgspec
 
+HASH_SIZE = 16
+"""Bytes of the hash of a block."""
+
 DEVICE = "GPU"
 """Medium of the blocks that steps read, as vLLM names it; on a CPU too."""
 
@@ -14,9 +17,9 @@ class BlocksStored(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Consecutive blocks of a sequence can be found from now on.
 
     Attributes:
-        hashes: of `prefix`, one after the other.
+        hashes: `HASH_SIZE` bytes of each, one after the other.
         parent: hash of the block before them; empty at the start of a sequence.
-        root: at the start of a sequence, the hash that it is chained to (`prefix.root_hash`); else empty.
+        root: digest of tenant and salt at the start of a sequence; empty without these, and for other blocks.
         token_ids: int32 little-endian bytes, those of the blocks.
         medium: where the blocks are.
     """
