@@ -60,6 +60,14 @@ class ServerSettings:
         le=65535,
         metavar="PORT",
     )
+    grpc_port: int | None = setting(
+        None,
+        "port for vLLM's gRPC API, service VllmEngine of smg-grpc-proto, which routers call; 0 takes a free one "
+        "(default: no gRPC)",
+        ge=0,
+        le=65535,
+        metavar="PORT",
+    )
     serving_metrics: bool = setting(True, "with --admin-port: /metrics is there only")
     served_model_names: tuple[str, ...] = setting(
         (),

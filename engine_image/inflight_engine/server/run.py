@@ -1,12 +1,13 @@
-"""Runs the HTTP server around a started engine process."""
+"""Runs the HTTP server, and that of gRPC, around a started engine process."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -36,6 +37,9 @@ LINGER_SECONDS = 5
 
 FLUSH_SECONDS = 3.0
 """For the last spans to reach the trace collector."""
+
+
+log = logging.getLogger(__name__)
 
 
 class _Server(uvicorn.Server):
@@ -89,10 +93,25 @@ async def _serve(
     servers = [_start(create_app(service, responses, lifecycle.drain, admin_port), listener)]
     if admin_listener is not None:
         servers.append(_start(create_admin_app(service, responses, lifecycle.drain), admin_listener))
+    try:
+        stop_grpc = None if config.grpc_port is None else await _serve_grpc(service, responses)
+    except OSError as error:
+        process.kill()
+        return str(error)
     await service.session.link.connect(process.socket)
     failure = await lifecycle.run()
-    await close(servers)
+    await asyncio.gather(close(servers), *([] if stop_grpc is None else [stop_grpc(LINGER_SECONDS)]))
     return failure
+
+
+async def _serve_grpc(service: Service, responses: OpenResponses) -> Callable[[float], Awaitable[None]]:
+    """Start the gRPC server. Returns what stops it within so many seconds."""
+    from inflight_engine.server.grpc.server import serve_grpc  # imports gRPC
+
+    server, port = await serve_grpc(service, responses)
+    log.info("gRPC on %s port %d", service.config.host, port)
+    stop: Callable[[float], Awaitable[None]] = server.stop
+    return stop
 
 
 def _trace_export(config: TracingConfig) -> TraceExport:

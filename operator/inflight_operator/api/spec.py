@@ -204,6 +204,12 @@ class InferenceServiceSpec(SpecModel):
                 fieldPath=".gateway.inferencePool.enabled",
             ),
             rule(
+                "!has(self.gateway.auth) || !self.engine.?grpc.orValue(false)",
+                "engine.grpc and gateway.auth exclude each other: with gateway.auth engines take only requests that the"
+                " gateway signed, and it forwards no gRPC",
+                fieldPath=".engine.grpc",
+            ),
+            rule(
                 "!self.gateway.enabled || !has(self.engine.extraArgs)"
                 " || !self.engine.extraArgs.exists(a, a.matches('^--trust-tenant-header(=.*)?$'))",
                 "engine.extraArgs --trust-tenant-header and gateway.enabled exclude each other: engines behind the"
