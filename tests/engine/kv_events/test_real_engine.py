@@ -161,7 +161,7 @@ class Indexer:
 
 @pytest.mark.contract
 def test_dynamos_indexer_knows_what_the_engine_has(published, tmp_path):
-    """What it missed it asks for, as the first message that it gets leaves a gap."""
+    """The first message that it gets leaves a gap, so it asks for those before."""
     server, config, _ = published
     generate(server, PROMPT)
     with contextlib.closing(Indexer(tmp_path, config)) as indexer:
