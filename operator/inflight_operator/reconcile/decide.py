@@ -30,7 +30,7 @@ from inflight_operator.reconcile.limits import (
     tunable_pods,
     tuned_limits,
 )
-from inflight_operator.reconcile.memory import Memory, Rendered
+from inflight_operator.reconcile.memory import Memory, Rendered, engine_of
 from inflight_operator.reconcile.plan import Plan
 from inflight_operator.reconcile.replicas import Scaled, scale
 from inflight_operator.reconcile.snapshot import Snapshot, deployment_view
@@ -100,9 +100,8 @@ def decide(snapshot: Snapshot, memory: Memory) -> Plan:
 
 def _brought_up_to(snapshot: Snapshot, memory: Memory) -> Memory:
     """Returns the memory that still applies to this service, updated from the snapshot."""
-    engine = f"{snapshot.policy.engine}/{snapshot.image}"
+    engine = engine_of(snapshot.policy, snapshot.image)
     if memory.engine != engine:
-        # Measurements of another model, image or accelerator do not apply to this one.
         state = TuningState(window_start=snapshot.now)
         demand = replace(memory.demand, replica=None, fit=ForeignFit())
         memory = replace(memory, engine=engine, tuning=state, tuning_reason=None, demand=demand, needed=DemandMemory())
