@@ -6,6 +6,7 @@ more. Where the code has no such place, the plan itself is falsified on its way 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -217,7 +218,8 @@ def takes_new_ones_first(scheduler: Scheduler, patch: Patch) -> None:
 
 
 def asks_one_class_only(beside, head, clock):
-    return [each for each in beside(head, clock) if _class(each) == _class(head)]
+    found, until = beside(head, clock)
+    return [each for each in found if _class(each) == _class(head)], until
 
 
 def _class(request: Request) -> str:
@@ -613,7 +615,7 @@ FAULTS = {
         set_attribute(admission, "PASSING_SECONDS", 1e9), "overtakes request .* may not", PASSING
     ),
     "nobody passes a request that does not fit": Fault(
-        wrap("queues", "beside", lambda beside, head, clock: []),
+        wrap("queues", "beside", lambda beside, head, clock: ([], math.inf)),
         "nobody is admitted though a request may pass",
         PASSING,
     ),
@@ -648,7 +650,7 @@ FAULTS = {
         PASSING,
     ),
     "the last of those that may pass starts first": Fault(
-        wrap("queues", "beside", lambda beside, head, clock: beside(head, clock)[::-1]),
+        wrap("queues", "beside", lambda beside, head, clock: (beside(head, clock)[0][::-1], math.inf)),
         "before one that may too",
         PASSING | {"prefix_caching": False},
     ),
