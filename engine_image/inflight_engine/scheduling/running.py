@@ -280,8 +280,9 @@ class Running:
         blocks = self.table.table(slot)[known:full]
         registered = self.pool.register(blocks, request.block_hashes[known:full])
         if registered and self.pool.events is not None:
-            for run in _runs(known + np.flatnonzero(np.isin(blocks, registered))):
-                self.pool.events.append(_stored(request, run, block_size))
+            whole = len(registered) == len(blocks)
+            runs = [range(known, full)] if whole else _runs(known + np.flatnonzero(np.isin(blocks, registered)))
+            self.pool.events += [_stored(request, run, block_size) for run in runs]
         return registered
 
 
