@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from inflight_engine.block_events import BlocksStored
 from inflight_engine.cache.block_pool import BlockIds, BlockPool
-from inflight_engine.cache.prefix import block_hashes, private_root_hash, root_hash
+from inflight_engine.cache.prefix import block_hashes, root_hash
 from inflight_engine.request import Request, TokenIds
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.decodes import DecodeGroup
@@ -268,7 +268,7 @@ class Running:
 
     def register(self, request: Request, slot: int, num_tokens: int) -> list[int]:
         """Tell the prefix cache what the slot's full blocks of so many tokens contain; returns those new to it."""
-        if not self._prefix_caching:
+        if not self._prefix_caching or not _shares(request):
             return []
         block_size = self.pool.block_size
         known, full = int(self.table.num_registered[slot]), num_tokens // block_size
@@ -299,7 +299,9 @@ def all_tokens(request: Request) -> TokenIds:
 
 
 def hash_blocks(request: Request, num_tokens: int, block_size: int) -> None:
-    """Extend `block_hashes` to all full blocks of the request's first `num_tokens` tokens."""
+    """Extend `block_hashes` to all full blocks of the request's first `num_tokens` tokens, where it shares blocks."""
+    if not _shares(request):
+        return
     hashed = len(request.block_hashes)
     parent = request.block_hashes[-1] if hashed else _root(request)
     tokens = all_tokens(request)[hashed * block_size : num_tokens]
@@ -326,8 +328,11 @@ def _stored(request: Request, run: range, block_size: int) -> BlocksStored:
 
 
 def _root(request: Request) -> bytes:
-    if request.sampling.prompt_logprobs is None:
-        return root_hash(request.scheduling.tenant, request.scheduling.cache_salt)
-    # What others have computed would leave out prompt tokens whose log-probabilities are asked for. Of what the request
-    # itself had computed before a preemption they are reported, so it may go on from there.
-    return private_root_hash(request.order)
+    return root_hash(request.scheduling.tenant, request.scheduling.cache_salt)
+
+
+def _shares(request: Request) -> bool:
+    """Tell whether a request may find blocks with computed tokens, and leaves its own to be found. What is found would
+    leave out prompt tokens whose log-probabilities are asked for. Blocks that only such a request could find would
+    take the place of others in the prefix cache."""
+    return request.sampling.prompt_logprobs is None

@@ -69,14 +69,17 @@ def tuned_limits(snapshot: Snapshot, memory: Memory) -> Tuned:
     mode = snapshot.policy.tuning
     if any(field.startswith(_TUNING) for field in snapshot.unread):
         mode = TuningMode.RECOMMEND
-    slo = mean_slo(snapshot.policy, memory.demand)
+    slo, model = mean_slo(snapshot.policy, memory.demand), tuning_model(snapshot, memory.demand)
+    # Pods are compared at the end of a window, or earlier by the first move of a service.
+    full = snapshot.now - state.window_start >= snapshot.tuning.window
+    compared = tunable if full or (model is not None and state.episode is None) else {}
     decision = decide_tuning(
         mode,
-        tuning_view(snapshot.window, state.window_start, snapshot.now, slo, tunable),
+        tuning_view(snapshot.window, state.window_start, snapshot.now, slo, compared),
         memory.limits.limits,
         limits_bounds(snapshot.policy),
         slo,
-        tuning_model(snapshot, memory.demand),
+        model,
         state,
         snapshot.tuning,
     )

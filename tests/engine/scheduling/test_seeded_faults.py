@@ -487,7 +487,7 @@ FAULTS = {
         "do not hold its tokens|the content of block",
     ),
     "a prompt to be scored takes what others computed": Fault(
-        lambda scheduler, patch: patch.setattr(running_module, "private_root_hash", lambda number: root_hash("", "")),
+        lambda scheduler, patch: patch.setattr(running_module, "_shares", lambda request: True),
         "do not hold its tokens|the content of block|not all of its prompt is scored",
     ),
     "what was used last is evicted first": Fault(
@@ -583,7 +583,7 @@ FAULTS = {
     "a head that does not fit is not looked at again": Fault(
         wrap("admission", "head_moved", lambda head_moved, now: False),
         "nobody is admitted",
-        DEADLINE | {"max_num_seqs": 16, "kv_headroom": 0.4},
+        DEADLINE | {"max_num_seqs": 16, "kv_headroom": 0.35},
     ),
     "a long prompt has no longer a target": Fault(
         lambda scheduler, patch: patch.setattr(
