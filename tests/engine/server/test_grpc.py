@@ -222,8 +222,9 @@ async def test_a_connection_that_breaks_ends_its_requests(fake):
 
 async def test_abort_ends_a_request_by_its_name(fake):
     call = fake.stub.Generate(asked(request_id="mine"))
+    (first,) = await fake.started()
     other = fake.stub.Generate(asked(request_id="other"))
-    first, second = await fake.started(2)
+    _, second = await fake.started(2)
     await fake.stub.Abort(pb.AbortRequest(request_ids=["mine", "unknown"]))
     (last,) = [each async for each in call]
     assert last.complete.finish_reason == "abort"
