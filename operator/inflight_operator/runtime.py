@@ -136,7 +136,9 @@ async def run_operator(options: Options) -> int:
             admin_key = LiveAdminKey(api, own_namespace, options.key_secret)
             every, clock = ReconcilerSettings(interval=options.interval), Clock()
             stretch = Stretch()
-            pool = ScrapePool(options.interval, span=every.span, stretch=lambda: stretch.factor)
+            pool = ScrapePool(
+                options.interval, span=every.span, stale_after=every.stale_after, stretch=lambda: stretch.factor
+            )
             metrics.count_scrapes(lambda: (pool.counts.done, pool.counts.failed))
             pusher = LimitsPusher(EngineClient(http), clock, leadership.leads if leadership else lambda: True)
 

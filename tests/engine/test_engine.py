@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
 import msgspec
@@ -6,6 +7,7 @@ import numpy as np
 import pytest
 
 from inflight_cost.model import CostModel, StepWork
+from inflight_engine.cache.block_pool import BlockPool
 from inflight_engine.cache.prefix import block_hashes, root_hash
 from inflight_engine.cache.swap import SwapRates
 from inflight_engine.engine import MAX_CONSECUTIVE_FAILURES, Engine
@@ -156,6 +158,21 @@ def add(request_id, prompt, max_tokens=4, stop=()):
 def tokens(report):
     slots, token_ids = np.frombuffer(report.slots, np.int32), np.frombuffer(report.token_ids, np.int32)
     return dict(zip(slots.tolist(), token_ids.tolist(), strict=True))
+
+
+def test_what_happens_to_the_prefix_cache_is_told_once_and_only_where_it_is_recorded():
+    events = []
+    scheduler = Scheduler(CONFIG, make_pool=partial(BlockPool, events=events))
+    engine, silent = Engine(scheduler, StandIn(frozenset()), block_events=events), make_engine()
+    prompt = [*range(2 * CONFIG.block_size)]
+    for each in (engine, silent):
+        each.handle(add(0, prompt, max_tokens=1))
+        run(each)
+    changed = engine.blocks_changed()
+    assert changed is not None
+    assert [event.token_ids for event in changed.events] == [np.array(prompt, np.int32).tobytes()]
+    assert engine.blocks_changed() is None
+    assert silent.blocks_changed() is None
 
 
 def test_a_request_is_admitted_answered_and_finished_through_reports():

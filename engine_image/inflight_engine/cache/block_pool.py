@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from inflight_engine.block_events import BlockEvent, BlocksRemoved
+
 BlockIds = npt.NDArray[np.int32]
 """Ids of KV blocks."""
 
@@ -30,14 +32,17 @@ class BlockPool:
 
     Attributes:
         num_free: blocks without owner, including cached ones.
+        events: gets a record of content that is lost; of what is registered its caller, who knows the tokens, adds one.
+            None: no records.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, events: list[BlockEvent] | None = None) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"a block pool needs at least one block of one token, not {num_blocks} of {block_size}")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_free = num_blocks
+        self.events = events
         self._num_owners = np.zeros(num_blocks, np.int32)
 
         # The blocks without owner in order of allocation: _order[_head:_tail]. Empty blocks come and go at the head,
@@ -83,6 +88,8 @@ class BlockPool:
         self._head = end
         self.num_free -= count
         self._num_owners[blocks] = 1
+        if self.events is not None:
+            self._note_lost(blocks[self._content_mask[blocks]], self.events)
         self._content_mask[blocks] = False
         block_ids = blocks.astype(np.int32)
         block_ids.setflags(write=False)
@@ -182,10 +189,17 @@ class BlockPool:
         stay as they are."""
         blocks = _all_different(block_ids)
         blocks = blocks[self._content_mask[blocks]]
+        if self.events is not None:
+            self._note_lost(blocks, self.events)
         self._content_mask[blocks] = False
         unowned = blocks[self._num_owners[blocks] == 0]
         self._order[self._place[unowned]] = _NO_BLOCK
         self._prepend(unowned)
+
+    def _note_lost(self, blocks: _Ids, events: list[BlockEvent]) -> None:
+        hashes = [self._hash_of[block] for block in blocks.tolist()]
+        if hashes:
+            events.append(BlocksRemoved(b"".join(each for each in hashes if each is not None)))
 
     def _first(self, count: int) -> _Ids:
         """Return the first `count` blocks of the order, without the gaps."""

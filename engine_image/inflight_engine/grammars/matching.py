@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterable
-from itertools import islice, takewhile
+from itertools import takewhile
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,9 @@ _TAKES_TOO_LONG = "the masks of the grammar take too much time"
 
 _LEAST_FORCED = 2
 """Fewer forced tokens are sampled one by one: to go on with a chunk costs as much as a step where one is in flight."""
+
+_MOST_FORCED = 256
+"""Maximum number of forced tokens at once: more of them would take time in each step in which there is no room."""
 
 Bits = npt.NDArray[np.int32]
 """Tokens of a vocabulary as bits, int32 [ceil(size / 32)]: token i is bit i % 32 of word i // 32."""
@@ -157,7 +160,7 @@ class Matching:
         left = len(self._run) - self._num_followed
         if not self._may_force or left < (1 if self._run_ends else _LEAST_FORCED):
             return [], False
-        found = list(islice(self._run, self._num_followed, None))
+        found = self._run[self._num_followed : self._num_followed + _MOST_FORCED]
         run = list(takewhile(lambda token_id: token_id not in self._ending, found))
         ends = self._run_ends and len(run) == left
         return (run, ends) if ends or len(run) >= _LEAST_FORCED else ([], False)

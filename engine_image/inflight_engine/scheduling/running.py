@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+import numpy.typing as npt
 
+from inflight_engine.block_events import BlocksStored
 from inflight_engine.cache.block_pool import BlockIds, BlockPool
-from inflight_engine.cache.prefix import block_hashes, private_root_hash, root_hash
+from inflight_engine.cache.prefix import block_hashes, root_hash
 from inflight_engine.request import Request, TokenIds
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.decodes import DecodeGroup
@@ -16,6 +18,8 @@ from inflight_engine.scheduling.plan import PrefillChunk, Slots, SlotStart
 from inflight_engine.scheduling.queues import WaitingQueues
 from inflight_engine.scheduling.slots import SlotTable
 from inflight_engine.scheduling.stops import StopTokens
+
+_COMMON_ROOT = root_hash("", "")
 
 
 class Running:
@@ -264,7 +268,7 @@ class Running:
 
     def register(self, request: Request, slot: int, num_tokens: int) -> list[int]:
         """Tell the prefix cache what the slot's full blocks of so many tokens contain; returns those new to it."""
-        if not self._prefix_caching:
+        if not self._prefix_caching or not _shares(request):
             return []
         block_size = self.pool.block_size
         known, full = int(self.table.num_registered[slot]), num_tokens // block_size
@@ -273,7 +277,13 @@ class Running:
         if len(request.block_hashes) < full:
             hash_blocks(request, full * block_size, block_size)
         self.table.num_registered[slot] = full
-        return self.pool.register(self.table.table(slot)[known:full], request.block_hashes[known:full])
+        blocks = self.table.table(slot)[known:full]
+        registered = self.pool.register(blocks, request.block_hashes[known:full])
+        if registered and self.pool.events is not None:
+            whole = len(registered) == len(blocks)
+            runs = [range(known, full)] if whole else _runs(known + np.flatnonzero(np.isin(blocks, registered)))
+            self.pool.events += [_stored(request, run, block_size) for run in runs]
+        return registered
 
 
 def longest_request(config: SchedulerConfig) -> int:
@@ -289,16 +299,40 @@ def all_tokens(request: Request) -> TokenIds:
 
 
 def hash_blocks(request: Request, num_tokens: int, block_size: int) -> None:
-    """Extend `block_hashes` to all full blocks of the request's first `num_tokens` tokens."""
+    """Extend `block_hashes` to all full blocks of the request's first `num_tokens` tokens, where it shares blocks."""
+    if not _shares(request):
+        return
     hashed = len(request.block_hashes)
     parent = request.block_hashes[-1] if hashed else _root(request)
     tokens = all_tokens(request)[hashed * block_size : num_tokens]
     request.block_hashes += block_hashes(tokens, block_size, parent)
 
 
+def _runs(numbers: npt.NDArray[np.intp]) -> list[range]:
+    """Return the runs of consecutive numbers among ascending ones."""
+    parts = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
+    return [range(int(part[0]), int(part[-1]) + 1) for part in parts]
+
+
+def _stored(request: Request, run: range, block_size: int) -> BlocksStored:
+    """Describe these blocks of a request that is not decoding."""
+    start, end = run.start, run.stop
+    tokens = all_tokens(request)[start * block_size : end * block_size]
+    root = _root(request) if start == 0 else _COMMON_ROOT
+    return BlocksStored(
+        hashes=b"".join(request.block_hashes[start:end]),
+        parent=request.block_hashes[start - 1] if start else b"",
+        root=b"" if root == _COMMON_ROOT else root,
+        token_ids=tokens.astype("<i4", copy=False).tobytes(),
+    )
+
+
 def _root(request: Request) -> bytes:
-    if request.sampling.prompt_logprobs is None:
-        return root_hash(request.scheduling.tenant, request.scheduling.cache_salt)
-    # What others have computed would leave out prompt tokens whose log-probabilities are asked for. Of what the request
-    # itself had computed before a preemption they are reported, so it may go on from there.
-    return private_root_hash(request.order)
+    return root_hash(request.scheduling.tenant, request.scheduling.cache_salt)
+
+
+def _shares(request: Request) -> bool:
+    """Tell whether a request may find blocks with computed tokens, and leaves its own to be found. What is found would
+    leave out prompt tokens whose log-probabilities are asked for. Blocks that only such a request could find would
+    take the place of others in the prefix cache."""
+    return request.sampling.prompt_logprobs is None

@@ -402,3 +402,14 @@ def test_a_run_that_must_follow_is_the_same_from_each_of_its_tokens():
 def test_no_token_that_the_grammar_does_not_take_must_follow():
     run, ends = place_in(contracting(), "[0-9]ab<eos>cd", ids_of("1")).forced()
     assert (run, ends) == (ids_of("ab"), False)
+
+
+def test_a_long_run_comes_in_parts_that_end_with_the_last():
+    pattern, parts = f"[0-9]{'ab' * 300}", []
+    each = matching(pattern)
+    take(each, "1")
+    while not each.complete:
+        run, ends = each.forced()
+        parts.append((len(run), ends))
+        each = each.after(ids_of("1" + "ab" * 300)[: 1 + sum(length for length, _ in parts)])
+    assert parts == [(256, False), (256, False), (88, True)]

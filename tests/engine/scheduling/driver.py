@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from inflight_cost.model import CostModel
+from inflight_engine.block_events import BlockEvent
+from inflight_engine.cache.block_pool import BlockPool
 from inflight_engine.cache.swap import SwapRates
 from inflight_engine.request import FinishReason, ForcedRun, Request, SamplingParams, TokenIds
 from inflight_engine.scheduling.config import SchedulerConfig
@@ -72,6 +75,7 @@ class Driver:
     Args:
         lookahead: each step is planned and launched before the tokens of the one before are taken in.
         max_num_seqs, max_num_batched_tokens: capacity, and the limits at first.
+        events: as in `BlockPool`.
         fields: of `SchedulerConfig`, instead of `SMALL`'s.
 
     Attributes:
@@ -97,11 +101,12 @@ class Driver:
         max_num_seqs: int = SMALL.capacity.max_num_seqs,
         max_num_batched_tokens: int = SMALL.capacity.max_num_batched_tokens,
         lookahead: bool = False,
+        events: list[BlockEvent] | None = None,
         **fields: Any,
     ) -> None:
         config = replace(SMALL, capacity=Limits(max_num_seqs, max_num_batched_tokens), **fields)
         self.config = config
-        self.scheduler = Scheduler(config)
+        self.scheduler = Scheduler(config, make_pool=partial(BlockPool, events=events))
         self.runner = ModelRunner(max_num_seqs, config.num_blocks, config.block_size, config.num_host_blocks)
         self.rules = Rules(config, self.runner)
         self.outputs: dict[int, list[int]] = {}

@@ -126,6 +126,8 @@ class Rules:
         self.requests[request.request_id] = known
         self.queues.add(known)
         self.num_added += 1
+        if request.sampling.prompt_logprobs is not None:
+            self._cache.unshared.add(request.request_id)
 
     def _latest_start(self, request: Request) -> float:
         """Arrival + target - its own prefill, without what is cached - its steps with what runs - two full steps of

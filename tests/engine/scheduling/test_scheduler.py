@@ -302,6 +302,18 @@ def test_a_request_that_asks_for_log_probabilities_of_its_prompt_computes_all_of
     assert driver.scheduler.admission.prefix_hits == 8, "others still share"
 
 
+def test_a_request_that_asks_for_log_probabilities_of_its_prompt_takes_no_place_in_the_prefix_cache():
+    driver = Driver(num_blocks=8, block_size=2, max_num_batched_tokens=64, max_model_len=16)
+    driver.add(0, list(range(9)), 1)
+    driver.run()
+    for request_id in (1, 2, 3):
+        driver.add(request_id, [request_id] * 7, 1, scored=True)
+        driver.run()
+    driver.add(4, list(range(9)), 1)
+    driver.run()
+    assert driver.scheduler.admission.prefix_hits == 8
+
+
 def test_the_oldest_running_request_is_never_preempted_even_if_it_is_the_longest():
     driver = Driver(num_blocks=8, block_size=2, max_model_len=16, preemption_victim="longest_first")
     for request_id in range(4):

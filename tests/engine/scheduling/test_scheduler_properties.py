@@ -15,6 +15,7 @@ from inflight_engine.request import FinishReason
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.preemption import VICTIMS
 from inflight_settings.scheduling import PreemptionMode, ServiceClass
+from tests.engine.scheduling.block_index import BlockIndex
 from tests.engine.scheduling.driver import Driver
 from tests.engine.scheduling.model_runner import VOCAB, reference_output
 from tests.engine.scheduling.workload import PREFILL_COSTS, RATES, TENANTS, WEIGHTS, Workload, described
@@ -102,7 +103,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_host_blocks=num_host_blocks,
             prefix_caching=prefix_caching,
             lookahead=lookahead,
+            events=[],
         )
+        self.index = BlockIndex(self.driver.scheduler.running.pool)
         self.references = {}
         self.now = 0.0
 
@@ -159,6 +162,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         if hasattr(self, "driver"):
             self.driver.rules.check_counters(self.driver.scheduler)
             self.driver.check_uncomputed()
+
+    @invariant()
+    def who_applies_all_events_knows_exactly_the_blocks_that_can_be_found(self):
+        if hasattr(self, "driver"):
+            self.index.check()
 
     def teardown(self):
         if not hasattr(self, "driver"):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from inflight_operator.decide.decision import Number, Reason
-from inflight_operator.decide.tuning_types import (
+from inflight_operator.decide.tuning.types import (
     Fence,
     Slo,
     Step,

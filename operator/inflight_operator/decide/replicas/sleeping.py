@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from inflight_cost.capacity import Replica, Targets, Workload
-from inflight_operator.decide.autopilot import AutopilotPolicy, capacity_within
-from inflight_operator.decide.behavior import Behavior, ScalingHistory, rate_limited, recorded
 from inflight_operator.decide.decision import Decision, Number, Reason
-from inflight_operator.decide.scaling import ScalingDecision
+from inflight_operator.decide.replicas.autopilot import AutopilotPolicy, capacity_within
+from inflight_operator.decide.replicas.behavior import Behavior, ScalingHistory, rate_limited, recorded
+from inflight_operator.decide.replicas.scaling import ScalingDecision
 from inflight_operator.observe.gateway_view import GatewayView
 from inflight_settings.limits import LimitsBounds
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from inflight_cost.capacity import Workload
-from inflight_operator.decide.demand import LONGEST_STEP, DemandHistory
+from inflight_operator.decide.replicas.demand import LONGEST_STEP, DemandHistory
 
 SECONDS, REQUESTS = 120.0, 200.0
 """Minimum seconds and requests of the newest demand that are used, as far as there are."""

@@ -43,6 +43,7 @@ TYPES_OF_FIELDS: dict[str, tuple[str, ...]] = {
     "engine.queueTimeout": _OWN,
     "engine.requestTimeout": _OWN,
     "engine.servingMetrics": _OWN,
+    "engine.grpc": _OWN,
     "engine.tracing.endpoint": _STARTED,
     "engine.tracing.samplingRatio": _STARTED,
     "engine.logs.format": _OWN,

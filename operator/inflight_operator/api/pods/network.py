@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from ipaddress import ip_network
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -92,6 +94,52 @@ class NetworkPolicy(SpecModel):
         " Unset: engine.clientPeers of the chart, without which all clients may, whatever other NetworkPolicies"
         " of the namespace say.",
     )
+
+
+_NAME = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_KEY = rf"(?:[a-z0-9](?:[-a-z0-9.]{{0,251}}[a-z0-9])?/)?{_NAME}"
+
+
+def peer_problem(peer: Peer) -> str:
+    """Returns why the API server would refuse a peer; empty if it would not."""
+    selectors = {"podSelector": peer.pod_selector, "namespaceSelector": peer.namespace_selector}
+    if (peer.ip_block is None) == all(one is None for one in selectors.values()):
+        return "it needs podSelector, namespaceSelector or both, or else ipBlock alone"
+    problems = [f"{name}: {found}" for name, one in selectors.items() if one and (found := _selector_problem(one))]
+    if peer.ip_block is not None and (found := _block_problem(peer.ip_block)):
+        problems.append(f"ipBlock: {found}")
+    return problems[0] if problems else ""
+
+
+def _selector_problem(selector: Selector) -> str:
+    labels, expressions = selector.match_labels or {}, selector.match_expressions or []
+    for one in expressions:
+        if (one.operator in ("In", "NotIn")) != bool(one.values):
+            return f"{one.key}: In and NotIn need values, Exists and DoesNotExist have none"
+    for key in (*labels, *(one.key for one in expressions)):
+        if not re.fullmatch(_KEY, key):
+            return f"{key!r} is not the key of a label"
+    for value in (*labels.values(), *(value for one in expressions for value in one.values or ())):
+        if value and not re.fullmatch(_NAME, value):
+            return f"{value!r} is not the value of a label"
+    return ""
+
+
+def _block_problem(block: IPBlock) -> str:
+    networks = []
+    for cidr in (block.cidr, *(block.except_ or ())):
+        try:
+            if not re.search(r"/[0-9]{1,3}$", cidr):
+                raise ValueError(cidr)
+            networks.append(ip_network(cidr, strict=False))
+        except ValueError:
+            return f"{cidr!r} is not a block of addresses such as 10.0.0.0/8"
+    whole, *parts = networks
+    for part in parts:
+        inside = part.version == whole.version and part.network_address in whole
+        if not (inside and part.prefixlen > whole.prefixlen):
+            return f"except has {part}, which is not a part of {whole}"
+    return ""
 
 
 def peers(policy: NetworkPolicy) -> list[dict[str, Any]] | None:

@@ -8,12 +8,12 @@ from pydantic import AfterValidator, ConfigDict, Field
 
 from inflight_base.manifest.engines import EngineTypeName
 from inflight_operator.api.base import SpecModel, rule, validation, validations
-from inflight_operator.api.custom_engine import CustomEngine
 from inflight_operator.api.duration import Duration
-from inflight_operator.api.observability import Logs, Tracing
-from inflight_operator.api.scheduling import BOUNDS, MOST_QUEUED, Scheduling
+from inflight_operator.api.engine.custom import CustomEngine
+from inflight_operator.api.engine.observability import Logs, Tracing
+from inflight_operator.api.pods.scheduling import BOUNDS, MOST_QUEUED, Scheduling
+from inflight_operator.api.pods.template import INT_OR_STRING, readable_quantity
 from inflight_operator.api.setting import setting_duration, setting_field, settings_in
-from inflight_operator.api.template import INT_OR_STRING, readable_quantity
 from inflight_settings.engine import DType, KVCacheDType, Quantization
 from inflight_settings.limits import HIGHEST_LIMITS
 
@@ -202,13 +202,19 @@ class StartOptions(SpecModel):
         " port. With false, the PodMonitor scrapes the admin port: allow Prometheus in the chart's value"
         " engine.adminPeers.",
     )
+    grpc: bool = Field(
+        default=False,
+        description="Serve vLLM's gRPC API (VllmEngine), which routers such as smg call, on port 50051 of pods and"
+        " Services, for the same clients as the serving port. Requests do not go through the gateway, so gateway.auth"
+        " excludes it.",
+    )
     tracing: Tracing = Field(default_factory=Tracing, description="OpenTelemetry traces of requests.")
     logs: Logs = Field(default_factory=Logs, description="Logs of engines.")
 
 
 OWN_FLAGS = (
     *"host port admin-port served-model-name device tensor-parallel-size ttft-target ttft-per-1k-tokens".split(),
-    *"service-class drain-delay drain-timeout limits-file tenant-key-file".split(),
+    *"service-class drain-delay drain-timeout limits-file tenant-key-file grpc-port".split(),
     *(
         setting.flag
         for part in (Model, StartOptions, KVCache, Scheduling, Tracing, Logs)

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from inflight_operator.api.base import SpecModel, validation
-from inflight_operator.api.template import INT_OR_STRING, readable_quantity
+from inflight_operator.api.pods.template import INT_OR_STRING, readable_quantity
 
 _BOUNDS = (
     "type(self) == int ? (self > 0 && self <= 1000000) : (isQuantity(self) &&"

@@ -11,15 +11,15 @@ from dataclasses import replace
 from enum import StrEnum
 
 from inflight_operator.decide.decision import Reason
-from inflight_operator.decide.tuning_model import (
+from inflight_operator.decide.tuning.model import (
     early_move,
     end_canary,
     judge_move,
     move_by_model,
     proves_wrong,
 )
-from inflight_operator.decide.tuning_rules import step_by_rules, still_draining
-from inflight_operator.decide.tuning_types import (
+from inflight_operator.decide.tuning.rules import step_by_rules, still_draining
+from inflight_operator.decide.tuning.types import (
     Slo,
     Step,
     TuningDecision,

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from inflight_operator.decide.conditions import Finding
 from inflight_operator.decide.decision import Number, Reason
-from inflight_operator.decide.sentences import sentence
+from inflight_operator.decide.status.conditions import Finding
+from inflight_operator.decide.status.sentences import sentence
 from inflight_operator.observe.gateway_view import GatewayView
 from inflight_operator.observe.pool_view import PoolParent
 

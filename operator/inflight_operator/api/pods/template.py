@@ -9,7 +9,7 @@ from pydantic.alias_generators import to_camel
 
 from inflight_base.manifest.units import parse_quantity
 from inflight_operator.api.base import SpecModel, validation
-from inflight_operator.api.spread import TopologySpreadConstraint
+from inflight_operator.api.pods.spread import TopologySpreadConstraint
 
 Name = Annotated[str, Field(min_length=1, max_length=253)]
 ShortText = Annotated[str, Field(max_length=1024)]

@@ -14,7 +14,7 @@ from dataclasses import replace
 from inflight_cost.capacity import Margins, Targets, full_step_seconds
 from inflight_cost.limits import best_limits, longest_step, saturated_rate, worth
 from inflight_operator.decide.decision import Decision, Number, Reason
-from inflight_operator.decide.tuning_types import (
+from inflight_operator.decide.tuning.types import (
     Bracket,
     Canary,
     Move,

@@ -9,8 +9,8 @@ from pydantic import AfterValidator, Field
 from inflight_base.manifest.units import SHARE_PATTERN, parse_share
 from inflight_operator.api.base import SpecModel, rule, validation
 from inflight_operator.api.duration import Duration, duration_field
+from inflight_operator.api.pods.template import INT_OR_STRING
 from inflight_operator.api.setting import setting_duration
-from inflight_operator.api.template import INT_OR_STRING
 
 WAVE = "10%"
 """Share of the replicas that a rollout or a node drain replaces at a time, unless the spec says otherwise."""

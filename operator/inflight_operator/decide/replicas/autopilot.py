@@ -24,8 +24,8 @@ from inflight_cost.capacity import Margins, Replica, Steady, Targets, Workload, 
 from inflight_cost.limits import best_limits
 from inflight_cost.staffing import Staffing, share_late, smallest
 from inflight_operator.decide.decision import Number, Reason
-from inflight_operator.decide.demand import DemandPoint, DemandView
-from inflight_operator.decide.scaling import Recommendation
+from inflight_operator.decide.replicas.demand import DemandPoint, DemandView
+from inflight_operator.decide.replicas.scaling import Recommendation
 from inflight_settings.limits import Limits, LimitsBounds
 
 SLOT = 300.0

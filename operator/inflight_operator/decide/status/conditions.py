@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from inflight_operator.decide.pod_problems import Problem
-from inflight_operator.decide.pods import ClassifiedPod, PodClass, Pods
+from inflight_operator.decide.status.pod_problems import Problem
+from inflight_operator.decide.status.pods import ClassifiedPod, PodClass, Pods
 
 Status = Literal["True", "False", "Unknown"]
 

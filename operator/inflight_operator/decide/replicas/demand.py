@@ -2,7 +2,7 @@
 
 Counters of each pod are differenced over that pod's own seconds, and the rates of all pods are added up once a round:
 a pod that is added or removed shifts load between pods and does not change the sum. Behind the gateway, requests are
-those that arrive there (`decide.offered`): engines get only what they can start.
+those that arrive there (`decide.replicas.offered`): engines get only what they can start.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from inflight_cost.capacity import Replica, Workload
 from inflight_cost.model import CostModel, StepWork
-from inflight_operator.decide.foreign_fit import ForeignFit
-from inflight_operator.decide.offered import Engines, Offered
+from inflight_operator.decide.replicas.foreign_fit import ForeignFit
+from inflight_operator.decide.replicas.offered import Engines, Offered
 from inflight_operator.observe.gateway_view import GatewayDemand
 from inflight_operator.observe.metrics import Sample
 

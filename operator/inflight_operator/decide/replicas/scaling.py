@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from inflight_operator.decide.behavior import Behavior, ScalingHistory, rate_limited, recorded, stabilized
 from inflight_operator.decide.decision import Decision, Number, Reason
+from inflight_operator.decide.replicas.behavior import Behavior, ScalingHistory, rate_limited, recorded, stabilized
 from inflight_operator.observe.metrics import Sample, mean_kv_usage
 
 TOLERANCE = 0.1

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
 
-from inflight_operator.decide.pod_problems import Problem, ServiceFacts, pod_problem
+from inflight_operator.decide.status.pod_problems import Problem, ServiceFacts, pod_problem
 from inflight_operator.observe.pods import PodView
 
 SEEN = 32
