@@ -158,6 +158,6 @@ def _is_value(name):
 
 
 def _python_problems(words):
-    if words[:1] != ["-m"] or words[1] == "pytest":
+    if words[:1] != ["-m"] or words[1] in ("pytest", "dynamo.indexer"):
         return []
     return [] if importlib.util.find_spec(words[1]) else [f"no module {words[1]}"]
