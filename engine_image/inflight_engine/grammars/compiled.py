@@ -67,29 +67,26 @@ class Compiled:
     """A grammar for a vocabulary. It stays compiled while somebody has it.
 
     Args:
-        compile_: returns new states; called at once.
+        anew: returns new states; called at once.
 
     Attributes:
-        seconds: CPU time of compiling it once.
+        anew: the same, for one answer that has found those so far full.
+        seconds: CPU time of it.
     """
 
-    __slots__ = ("__weakref__", "_compile", "_states", "seconds")
+    __slots__ = ("__weakref__", "_states", "anew", "seconds")
 
-    def __init__(self, compile_: Callable[[], States]) -> None:
-        self._compile = compile_
+    def __init__(self, anew: Callable[[], States]) -> None:
+        self.anew = anew
         began = time.thread_time()
-        self._states = compile_()
+        self._states = anew()
         self.seconds = time.thread_time() - began
 
     def states(self) -> States:
         """Return the states that answers share from their start."""
         if self._states.full:
-            self._states = self._compile()
+            self._states = self.anew()
         return self._states
-
-    def alone(self) -> States:
-        """Return states for one answer that has found those so far full."""
-        return self._compile()
 
 
 def reason(matcher: LLMatcher) -> str:

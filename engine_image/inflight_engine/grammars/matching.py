@@ -65,7 +65,9 @@ class Matching:
         self.error = ""
         self._slow = 0.0
         """Seconds that masks took beyond `_QUICK` each, and new compilations."""
-        self._compiled = compiled
+        # Not the grammar itself, which stays compiled while somebody has it: a slot has this beyond the answer's end.
+        self._anew = None if compiled is None else compiled.anew
+        self._compile_seconds = 0.0 if compiled is None else compiled.seconds
         self._states = None if compiled is None else compiled.states()
         self._matcher = None if self._states is None else self._states.matcher()
         self._until_look = _LOOK
@@ -234,15 +236,15 @@ class Matching:
     def _renew(self) -> bool:
         """Go on with states that no other answer has, where those so far are full; returns False where they are not.
         An answer ends where new ones are soon full again, or take too long."""
-        states, compiled = self._states, self._compiled
+        states, anew = self._states, self._anew
         self._until_look = _LOOK
-        if states is None or compiled is None or not states.full:
+        if states is None or anew is None or not states.full:
             return False
-        if self._slow + compiled.seconds > _MAX_SLOW:
+        if self._slow + self._compile_seconds > _MAX_SLOW:
             self.error = _TAKES_TOO_LONG
             return False
         began = time.thread_time()
-        states = compiled.alone()
+        states = anew()
         matcher = states.matcher()
         soon = len(self._consumed) < self._renewed + _LEAST_RENEWED
         if soon or not matcher.consume_tokens(self._consumed) or states.full:
