@@ -16,6 +16,7 @@ from inflight_kubectl.cli import cli
 from tests.docs.blocks import PROJECT, VALUES
 
 OTHERS = {
+    "base64",
     "cd",
     "curl",
     "cut",
@@ -24,12 +25,12 @@ OTHERS = {
     "git",
     "kill",
     "openssl",
-    "sleep",
-    "tar",
-    "unzip",
-    "base64",
-    "tools/bench/gpu.sh",
     "pip",
+    "sleep",
+    "smg",
+    "tar",
+    "tools/bench/gpu.sh",
+    "unzip",
     "vllm",
 }
 """Programs that are not looked into."""
