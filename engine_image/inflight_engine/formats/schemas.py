@@ -74,7 +74,7 @@ def _closed(schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
         if id(part) in every:
             continue
         every[id(part)] = part
-        target = _target(root, part)
+        target = referred(root, part)
         if target is None and "$ref" in part:
             return root  # nobody knows which part this combines with another
         if _is_mixed(part, strict=strict):
@@ -116,7 +116,7 @@ def _reached(root: dict[str, Any], mixed: list[dict[str, Any]]) -> set[int]:
         if id(part) in reached:
             continue
         reached.add(id(part))
-        waiting += _parts(part, _target(root, part), definitions=False)
+        waiting += _parts(part, referred(root, part), definitions=False)
     return reached
 
 
@@ -126,7 +126,7 @@ def _parts(part: Mapping[str, Any], target: object, *, definitions: bool = True)
     return [*found, target] if isinstance(target, dict) else found
 
 
-def _target(root: dict[str, Any], part: Mapping[str, Any]) -> Any:
+def referred(root: Mapping[str, Any], part: Mapping[str, Any]) -> Any:
     """Return the value that a part refers to; None: none, or none that has a path in this document."""
     reference = part.get("$ref")
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
