@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from inflight_engine.formats.schemas import WHITE_SPACE, parts, referred
+from inflight_engine.formats.schemas import WHITE_SPACE, parts_and_target, referred
 
 MAX_FORCED = 8192
 """Characters of a run that may be found at once: some 15 ms."""
@@ -62,7 +62,7 @@ class _Runs:
         if known is not None:
             return known
         self._known[id(part)] = 0 if self._apart else UNKNOWN  # met again within itself
-        length = _SEPARATORS
+        length, target = _SEPARATORS, referred(self._root, part)
         for keyword, value in part.items():
             match keyword, value:
                 case "pattern", str():
@@ -73,21 +73,14 @@ class _Runs:
                     length += sum(len(name) + _SEPARATORS for name in value)
                 case (("const" | "enum" | "required"), _):
                     length += len(json.dumps(value, ensure_ascii=False))
-                case (("$ref" | "$dynamicRef"), _) if referred(self._root, part) is None:
+                case (("$ref" | "$dynamicRef"), _) if target is None:
                     length = UNKNOWN
         self.longest = max(self.longest, length)
-        inner = sum(map(self.of, self._inner(part)))
+        inner = sum(map(self.of, parts_and_target(part, target, definitions=False)))
         if not self._apart:
             length = (length + inner) * math.prod(_times(part.get(keyword)) for keyword in _TIMES)
         self._known[id(part)] = length = min(length, UNKNOWN)
         return length
-
-    def _inner(self, part: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        found: list[Mapping[str, Any]] = [
-            each for path, each in parts(part) if not path.startswith(("$defs.", "definitions."))
-        ]
-        other = referred(self._root, part)
-        return [*found, other] if isinstance(other, dict) else found
 
 
 def _times(value: object) -> int:

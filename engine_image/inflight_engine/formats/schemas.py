@@ -79,7 +79,7 @@ def _closed(schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
             return root  # nobody knows which part this combines with another
         if _is_mixed(part, strict=strict):
             mixed.append(part)
-        waiting += _parts(part, target)
+        waiting += parts_and_target(part, target)
     kept = _reached(root, mixed)
     for part in every.values():
         if id(part) in kept or not (_COMBINED | _NEVER_CLOSED).isdisjoint(part):
@@ -116,11 +116,11 @@ def _reached(root: dict[str, Any], mixed: list[dict[str, Any]]) -> set[int]:
         if id(part) in reached:
             continue
         reached.add(id(part))
-        waiting += _parts(part, referred(root, part), definitions=False)
+        waiting += parts_and_target(part, referred(root, part), definitions=False)
     return reached
 
 
-def _parts(part: Mapping[str, Any], target: object, *, definitions: bool = True) -> list[dict[str, Any]]:
+def parts_and_target(part: Mapping[str, Any], target: object, *, definitions: bool = True) -> list[dict[str, Any]]:
     """The schemas in a part and the one that it refers to. `definitions`: those that it only states too."""
     found = [each for path, each in parts(part) if definitions or not path.startswith(("$defs.", "definitions."))]
     return [*found, target] if isinstance(target, dict) else found
