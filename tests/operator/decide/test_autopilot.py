@@ -82,7 +82,7 @@ def test_the_first_request_of_a_new_service_orders_no_second_replica_and_a_burst
 
 @pytest.mark.parametrize("share", [0.45, 0.7, 1.4, 2.2, 4.1])
 def test_steady_demand_of_old_pods_orders_no_more_where_the_operator_is_new(share):
-    steady = decided(view([share * EACH] * 60, pooled=True, ordered=True))[0]
+    steady = decided(view([share * EACH] * 60, pooled=True, ordered=True, ready_for=3600.0))[0]
     for rounds in range(2, 22):
         seen = view([share * EACH] * rounds, pooled=True, ordered=True, ready=steady, ready_for=3600.0)
         assert decided(seen)[0] == steady
@@ -168,14 +168,14 @@ def test_where_demand_jumps_replicas_stand_ready_between_the_jumps():
 
 
 @pytest.mark.parametrize("factor", [3.0, 4.5])
-def test_replicas_that_stand_ready_carry_the_next_jump_within_the_growth_that_has_room_anyway(factor):
+def test_replicas_that_stand_ready_carry_the_next_jump_and_no_growth_beyond_it(factor):
     memory, low = DemandMemory(), 30.0
     for step in range(700):
         now = 3.0 * step
         rates = [low * factor if (now - 3 * back) // 300 % 2 else low for back in range(60)][::-1]
         replicas, _, memory = decided(view(rates, now=now), memory)
     assert now % 600 == 297
-    least = decided(view([low * (factor - AutopilotPolicy().growth)] * 60))[0]
+    least = decided(view([low * factor] * 60, ready_for=3600.0), growth=0.0)[0]
     assert replicas in (least, least + 1)  # demand is expected to rise on while it rises
 
 
@@ -185,14 +185,47 @@ def test_growth_that_there_is_room_for_keeps_no_replicas_ready():
         now = 3.0 * step
         rates = [24.0 if (now - 3 * back) // 300 % 2 else 20.0 for back in range(60)][::-1]
         replicas, _, memory = decided(view(rates, now=now), memory)
-    assert replicas == decided(view([20.0] * 60))[0]
+    assert replicas == decided(view([20.0] * 60, ready_for=3600.0))[0]
 
 
 def test_a_service_whose_demand_never_jumped_keeps_nothing():
     memory = DemandMemory()
     for step in range(400):
         replicas, _, memory = decided(view([20.0] * 60, now=3.0 * step), memory)
-    assert replicas == decided(view([20.0] * 60))[0]
+    assert replicas == decided(view([20.0] * 60, ready_for=3600.0))[0]
+
+
+@pytest.mark.parametrize("rate", [30.0, 60.0, 200.0])
+def test_a_new_fleet_has_room_for_growth_that_was_not_seen_to_be_absent_and_an_old_one_has_not(rate):
+    def ordered(age, start_up=60.0):
+        rounds = min(60, round(age / 3) + 1)
+        return decided(view([rate] * rounds, ready_for=age, start_up=start_up, pooled=True, ordered=True))[0]
+
+    ages = [60.0, 120.0, 300.0, 900.0, 1200.0, 86_400.0]
+    course = [ordered(age) for age in ages]
+    assert all(later <= earlier for earlier, later in pairwise(course))
+    assert course[0] > course[-2] == course[-1]
+    assert ordered(60.0, start_up=5.0) < course[0]
+
+
+def test_peaks_that_are_remembered_are_what_demand_needed_without_room_for_growth():
+    """Else growth counts twice where demand jumps: in the peak, and in the headroom above it."""
+    memory = DemandMemory()
+    for step in range(100):
+        replicas, _, memory = decided(view([90.0] * min(60, step + 1), now=3.0 * step), memory)
+    assert memory.peak_need(0.0) == decided(view([90.0] * 60, ready_for=3600.0), growth=0.0)[0]
+    assert replicas > memory.peak_need(0.03)
+
+
+def test_demand_that_grows_to_its_level_in_a_services_first_minutes_keeps_little_above_it_afterwards():
+    memory = DemandMemory()
+    for step in range(180):
+        now = 3.0 * step
+        rates = [66.0 * min(1.0, (now - 3 * back) / 120) for back in range(min(step, 59) + 1)][::-1]
+        replicas, _, memory = decided(view(rates, now=now, pooled=True, ordered=True), memory)
+    assert memory.jump > 1.6
+    old = decided(view([66.0] * 60, ready_for=3600.0, pooled=True, ordered=True))[0]
+    assert replicas <= old + 1
 
 
 def test_what_was_needed_at_this_time_yesterday_stands_ready():
