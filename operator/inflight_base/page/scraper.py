@@ -315,11 +315,13 @@ class _Page:
     # Called by the connection.
 
     def head(self, status: int, headers: Headers) -> None:
-        encoding = find(headers, b"content-encoding")
+        encoding, length = find(headers, b"content-encoding"), int(find(headers, b"content-length") or 0)
         if status != 200:
             self._fail(PageError(f"HTTP {status}"))
         elif encoding is not None and encoding.lower() != b"identity":
             self._fail(PageError(f"Content-Encoding {encoding.decode('latin-1')[:40]!r} was not asked for"))
+        elif length > MAX_BODY:
+            self._fail(PageError(f"{length} bytes, more than {MAX_BODY}"))
 
     def data(self, data: bytes) -> None:
         if not self.body:

@@ -318,6 +318,17 @@ async def test_samples_of_the_largest_page_are_never_stale(interval):
         pool.close()
 
 
+async def test_a_page_of_a_known_size_above_the_limit_is_refused_by_its_head_and_the_size_is_said():
+    async def huge(writer):
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 3000000\r\n\r\n")
+        await hang(writer)
+
+    async with world(timeout=20.0, interval=60.0) as (pods, pool):
+        pool.keep(KEY, [pods.target("large", huge)])
+        await until(lambda: pool.errors(KEY))
+        assert pool.errors(KEY)["uid-large"] == f"large: /large/metrics: 3000000 bytes, more than {MAX_BODY}"
+
+
 async def test_a_bomb_is_refused_and_not_inflated():
     bomb = gzip.compress(b"\n" * (64 * MAX_BODY))
 
