@@ -56,9 +56,7 @@ class EndpointScraper(Scraper[_Scraped]):
         stale_after: seconds after which a sample is of no use.
     """
 
-    def __init__(
-        self, samples: Samples, interval: float = INTERVAL_SECONDS, *, stale_after: float = math.inf
-    ) -> None:
+    def __init__(self, samples: Samples, interval: float = INTERVAL_SECONDS, *, stale_after: float = math.inf) -> None:
         super().__init__(
             "inflight-gateway",
             READER.query,
