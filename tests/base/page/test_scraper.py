@@ -95,11 +95,11 @@ async def test_pods_that_hang_take_half_of_the_scrapes_at_most_however_many_they
     await scraper.stop()
 
 
-@pytest.mark.parametrize(("timeout", "concurrency"), [(2.0, 256), (1.0, 1000)], ids=["operator", "gateway"])
+@pytest.mark.parametrize(("seconds", "concurrency"), [(2.0, 256), (1.0, 1000)], ids=["operator", "gateway"])
 @in_virtual_time
-async def test_large_pages_are_read_beside_those_of_a_thousand_services_that_stall(monkeypatch, timeout, concurrency):
+async def test_large_pages_are_read_beside_those_of_a_thousand_services_that_stall(monkeypatch, seconds, concurrency):
     monkeypatch.setattr(scraper_module, "_LARGE_AT_ONCE", 16)
-    scraper = Ages(interval=5.0, timeout=timeout, concurrency=concurrency)
+    scraper = Ages(interval=5.0, timeout=seconds, concurrency=concurrency)
     scraper.fleet(1000, 1, "stalls")
     scraper.fleet(1, 3, "large")
     await asyncio.sleep(60.0)
