@@ -99,7 +99,7 @@ class BracketStatus(StatusModel):
 
 
 class TuningStatus(StatusModel):
-    """What tuning has learned from measurements, which a new operator process continues with."""
+    """Results of measurements that tuning follows, and that a new operator process continues with."""
 
     tpot_target: CorrectionStatus | None = Field(
         default=None,
@@ -240,7 +240,7 @@ class InferenceServiceStatus(StatusModel):
         default=None, description="Limits that engines run with now. Absent with engine.type custom."
     )
     tuning: TuningStatus | None = Field(
-        default=None, description="What tuning has learned from measurements. Absent without anything."
+        default=None, description="Results of measurements that tuning follows. Absent without any."
     )
     queue: QueueStatus | None = Field(
         default=None, description="Requests that wait. Absent while neither engines nor the gateway report."
