@@ -21,7 +21,7 @@ MAX_MODEL_LEN = 8192
 FILLER_BLOCKS = 256
 NUM_TOKEN_ROWS = 64
 _TENANTS = ("first", "second", "first", "second")
-"""Those of requests that start beside one that does not fit, and of as many that wait behind it."""
+"""Tenants of requests that start beside one that does not fit, and of as many that wait behind it."""
 
 Nanoseconds = npt.NDArray[np.int64]
 
