@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -126,7 +127,7 @@ def loaded(
     timer_cost: int,
     *,
     warm: bool,
-    policy: str = "fcfs",
+    policy: Literal["fcfs", "fair"] = "fcfs",
     num_free_slots: int = 0,
 ) -> Load:
     """A scheduler with `num_running` requests, their prompts of `prompt_tokens` and a few more, computed in one step.
