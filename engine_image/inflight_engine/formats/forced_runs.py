@@ -29,7 +29,12 @@ _REPEATED = re.compile(r"\{0*(\d{1,9})")
 
 def of_regex(regex: str) -> int:
     """Return at least the length of the longest run of a regular expression, in characters."""
-    return min(UNKNOWN, len(regex) * math.prod(max(1, int(each)) for each in _REPEATED.findall(regex)))
+    length = len(regex)
+    for count in _REPEATED.finditer(regex):
+        length *= max(1, int(count[1]))
+        if length >= UNKNOWN:  # the product of all may have millions of digits
+            return UNKNOWN
+    return min(length, UNKNOWN)
 
 
 def of_schema(schema: Mapping[str, Any]) -> int:

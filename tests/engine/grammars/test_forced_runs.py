@@ -139,3 +139,7 @@ def test_depth_is_no_error():
     assert forced_runs.of_schema(schema) == forced_runs.UNKNOWN
     assert forced_runs.of_schema({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#"}}}) == forced_runs.UNKNOWN
     assert forced_runs.of_regex("a{" + "9" * 10_000 + "}") == forced_runs.UNKNOWN
+
+
+def test_many_counts_are_not_multiplied_to_the_end():
+    assert forced_runs.of_regex("a{999999999}" * 500_000) == forced_runs.UNKNOWN  # five million digits
