@@ -104,7 +104,9 @@ class ScrapePool(Scraper[_Pod]):
         for target in targets:
             pod = pods.get(target.uid)
             if pod is None:
-                pods[target.uid] = pod = _Pod(target.uid, target.url, target.names, str(key), service=key, name=target.name)
+                pods[target.uid] = pod = _Pod(
+                    target.uid, target.url, target.names, str(key), service=key, name=target.name
+                )
                 self.add(pod, new * apart)
                 new += 1
             else:
