@@ -20,7 +20,7 @@ GOAL_SECONDS = 0.1
 _AFTER_SECONDS = 0.5
 """For which a stream is watched after the answer to a body."""
 _STREAM_TOKENS = 7000
-"""Of the stream's answer: it lasts for minutes."""
+"""Length of the stream's answer: it lasts for minutes."""
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -94,7 +94,7 @@ BODIES: Mapping[str, Sent] = {
     "arguments": Sent(CHAT, _call('{\\"a\\":[1')[0], ",1", "]}" + _call("")[1]),
     "long argument": Sent(CHAT, _call('{\\"a\\":\\"')[0], "a", '\\"}' + _call("")[1]),
     "variables": Sent(
-        CHAT, f'{{"messages":[{_message("a")}],"chat_template_kwargs":{{"a":[', "12345,", "1]}}", 2**20 - 1
+        CHAT, f'{{"messages":[{_message("a")}],"chat_template_kwargs":{{"a":[', "12345,", "1]}}", 2**20 - 8
     ),
     "tool": Sent(
         CHAT,
@@ -113,7 +113,7 @@ BODIES: Mapping[str, Sent] = {
         '{"prompt":"a","response_format":{"type":"json_schema","json_schema":{"name":"a","schema":{"enum":[',
         "12345,",
         "1]}}}}",
-        2**20 - 1,
+        2**20 - 16,
     ),
     "written schema": Sent(COMPLETIONS, _grammar("json")[0] + '{\\"enum\\":[1', ",1", "]}" + _grammar("json")[1]),
     **{kind: Sent(COMPLETIONS, _grammar(kind)[0], "a", _grammar(kind)[1]) for kind in ("regex", "grammar")},
@@ -130,7 +130,7 @@ BODIES: Mapping[str, Sent] = {
 
 
 class Gap(NamedTuple):
-    """What a stream saw beside a body.
+    """Measurement of a stream beside a body.
 
     Attributes:
         status: of the answer to the body.
