@@ -23,7 +23,7 @@ MOST_TOKENS = 64
 
 
 def longest_run(grammars, grammar):
-    """Of an answer of random tokens that the grammar allows, up to its end or to an error."""
+    """Follow an answer of random tokens that the grammar allows, up to its end or to an error."""
     stop = (grammars.vocabulary.eos_token,)
     matching = Matching(grammars.compiled(grammar), SamplingParams(MOST_TOKENS, stop_token_ids=stop), stop)
     bits = np.empty(-(-grammars.vocabulary.vocab_size // 32), np.int32)

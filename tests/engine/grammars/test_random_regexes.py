@@ -38,7 +38,7 @@ class Follower:
         self.process = None
 
     def ask(self, expression):
-        """Why it was refused, or the length of the longest run; None: it ended the process, or had no end."""
+        """Return why it was refused, or the length of the longest run; None: it ended the process, or had no end."""
         if self.process is None:
             command = [sys.executable, "-m", "tests.engine.grammars.follow_regexes"]
             self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
