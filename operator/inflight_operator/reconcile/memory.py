@@ -171,7 +171,7 @@ def _correction(known: CorrectionStatus | None, least: float, now: float, at: da
 def _bracket(known: BracketStatus | None, now: float, at: datetime) -> Bracket | None:
     if known is None:
         return None
-    pairs = (
+    good, bad, wanted = (
         one.limits.at_least(Limits(1, 1)).at_most(HIGHEST_LIMITS) for one in (known.good, known.bad, known.modelled)
     )
-    return Bracket(*pairs, now + min((known.until - at).total_seconds(), TuningPolicy().fence))
+    return Bracket(good, bad, wanted, now + min((known.until - at).total_seconds(), TuningPolicy().fence))
