@@ -1,4 +1,4 @@
-"""One object for equal parts of manifests: thousands of them repeat the same keys, names and whole blocks."""
+"""Sharing of equal parts of manifests: thousands of them repeat the same keys, names and whole blocks."""
 
 from __future__ import annotations
 
