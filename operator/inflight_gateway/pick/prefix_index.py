@@ -5,6 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 
+from inflight_gateway.pick.blocks import BlockNames, ReplicaBlocks
+
 WAYS = 8
 _KEY = 0xFFFF_FFFF_FFFF_FFFF
 _PLACE_BITS = 48
@@ -105,6 +107,15 @@ class _Table:
         if self.used > _NEW_OF_SET * self.sets and self.sets < self.most and self._part.grow():
             self._split()
 
+    def remove(self, entry: int) -> None:
+        begin = self._begin(entry)
+        entries = self.entries[begin : begin + WAYS]
+        if entry in entries:
+            entries.remove(entry)
+            entries.append(0)
+            self.used -= 1
+            self.entries[begin : begin + WAYS] = entries
+
     def _split(self) -> None:
         """Adds a set, with its part of the entries of the next set to split."""
         number = self.sets - self.low
@@ -124,8 +135,10 @@ class _Table:
 
 
 class PrefixIndex:
-    """The index of a service. It is approximate, as engines do not report evictions. Each replica's blocks are bounded
-    by its KV cache; the least recently sent are evicted first.
+    """The index of a service. It is exact for replicas whose events describe their prefix caches (`blocks`), and for
+    prompts whose blocks are known. Otherwise it is approximate: the prompts that were sent to a replica are there,
+    bounded by its KV cache; the least recently sent is evicted first. Of exact replicas, these are the prompts whose
+    first token has not come, and those whose blocks no answer told.
 
     A look-up takes time in the logarithm of the blocks found, independent of the index size: leading blocks are used
     with every longer prompt and so outlive those behind them; if block n is present, those before it are.
@@ -137,6 +150,8 @@ class PrefixIndex:
     def __init__(self, memory: IndexMemory | None = None) -> None:
         self._part = _Part(memory or IndexMemory())
         self._tables: dict[str, _Table] = {}
+        self._names = BlockNames()
+        self._replicas: dict[str, ReplicaBlocks] = {}
         self._found = _Table(FOUND_BLOCKS // WAYS, self._part)
         """Replicas that had a block sent last: the entries are numbers of replicas above hashes of every `STRIDE`-th
         block. What it says is checked in the replica's own table, which alone is exact."""
@@ -145,7 +160,7 @@ class PrefixIndex:
         self._last = 0
 
     def __len__(self) -> int:
-        return len(self._tables)
+        return len(self._tables.keys() | self._replicas.keys())
 
     @property
     def size(self) -> int:
@@ -181,8 +196,59 @@ class PrefixIndex:
     def matched(self, addresses: Iterable[str], prefix: Sequence[int]) -> list[int]:
         """Returns the number of leading blocks of the prompt that each replica should hold."""
         keys = _keys(prefix)
-        tables = self._tables
-        return [0 if (table := tables.get(address)) is None else _matched(table, keys) for address in addresses]
+        tables, replicas = self._tables, self._replicas
+        if not replicas:
+            return [0 if (table := tables.get(address)) is None else _matched(table, keys) for address in addresses]
+        ends = self._names.known(keys)
+        found: list[int] = []
+        for address in addresses:
+            replica, table = replicas.get(address), tables.get(address)
+            held = replica.found(ends) if replica is not None and replica.exact else 0
+            found.append(held if table is None else held + _matched(table, keys[held:] if held else keys))
+        return found
+
+    def publishes(self, address: str, replica: ReplicaBlocks | None) -> None:
+        """Sets the blocks that the events of a replica tell. None: they tell none any more."""
+        if replica is not None:
+            self._replicas[address] = replica
+        else:
+            self._replicas.pop(address, None)
+
+    def exact(self, address: str) -> bool:
+        """Returns whether it is known what a replica holds."""
+        replica = self._replicas.get(address)
+        return replica is not None and replica.exact
+
+    def told(
+        self, address: str, prefix: Sequence[int], names: Sequence[int], blocks_per_key: float, sent_at: float
+    ) -> None:
+        """Notes the blocks of a prompt that a replica has just computed.
+
+        Args:
+            names: of its full blocks, at least one, as events of the replica have them.
+            blocks_per_key: see `BlockNames.learn`.
+            sent_at: when it was sent there, in seconds.
+        """
+        replica = self._replicas.get(address)
+        if replica is None:
+            return
+        approximate = not replica.exact
+        replica.told(names, sent_at)
+        if replica.exact:
+            if approximate and address in self._tables:
+                self.forget(address)
+            self._names.learn(_keys(prefix), names, blocks_per_key, self._replicas.values())
+            self.ended(address, prefix)
+
+    def ended(self, address: str, prefix: Sequence[int]) -> None:
+        """Notes that a prompt is not on its way to a replica any more: where the replica is exact and the prompt's
+        blocks are known, events alone say what it holds."""
+        table = self._tables.get(address)
+        if table is not None and self.exact(address):
+            for key in _keys(prefix):
+                if key not in self._names:
+                    break
+                table.remove(key)
 
     def longest(self, prefix: Sequence[int], most: int) -> list[str]:
         """Returns up to `most` replicas that should hold the most leading blocks of the prompt, the longest first.
