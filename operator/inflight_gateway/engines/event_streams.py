@@ -71,7 +71,7 @@ class EventStreams:
                 stream.blocks.forget_removed()
 
     def states(self) -> dict[tuple[ServiceKey, str], int]:
-        """Returns the number of engines by service and state, see `EventStream.state`. `streams`: there are too many."""
+        """Returns the number of engines by service and state, see `EventStream.state`. `streams`: too many."""
         states = Counter((service, stream.state) for (service, _), stream in self._streams.values())
         states.update({(service, "streams"): number for service, number in self._unread.items()})
         return dict(states)

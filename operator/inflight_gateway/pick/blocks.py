@@ -1,9 +1,9 @@
 """The blocks that engines say are in their prefix caches, and the names of the blocks that prompts are in there.
 
 An engine's KV cache events name its blocks by hashes of tokens, and a gateway without a tokenizer knows prompts by
-hashes of text (`request.prefix`). The names of a prompt's blocks come with the first token of its answer. A hash of text
-stands for the last block within its text; where prompts with that text in common turn out to differ in that block, for
-the last one that they share.
+hashes of text (`request.prefix`). The names of a prompt's blocks come with the first token of its answer. A hash of
+text stands for the last block within its text; where prompts with that text in common turn out to differ in that block,
+for the last one that they share.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class TooManyBlocks(ValueError):
 class ReplicaBlocks:
     """The blocks that one engine holds, by its events.
 
-    A block is found only with all blocks before it, as in the engine. Blocks that the engine holds may be missing: those
-    from before the first event, and those whose events were lost. Blocks that it has lost are not there.
+    A block is found only with all blocks before it, as in the engine. Blocks that the engine holds may be missing:
+    those from before the first event, and those whose events were lost. Blocks that it has lost are not there.
 
     Attributes:
         exact: the events describe the engine's cache: of a prompt that it computed, an event told of the last block. As
@@ -175,13 +175,13 @@ class ReplicaBlocks:
 
     def _reaches(self, name: int, previous: int) -> bool:
         """Returns whether a block, and those between it and an earlier one, are held."""
-        step: int | None = name
         for _ in range(_MOST_STEPS):
-            step = self.before(step)
-            if step == previous:
+            before = self.before(name)
+            if before == previous:
                 return True
-            if step is None or step == _START:
+            if before is None or before == _START:
                 return False
+            name = before
         return False
 
     def _reserve(self, more: int) -> None:
@@ -266,12 +266,12 @@ def _shared(name: int, depth_of: dict[int, int], replicas: Iterable[ReplicaBlock
     """Returns how many leading blocks of a prompt are those of another one, which has a block of this name; 0: not
     known, or none."""
     for replica in replicas:
-        step: int | None = name
+        before = replica.before(name)
         for _ in range(_MOST_STEPS):
-            step = replica.before(step)
-            if step is None or step == _START:
+            if before is None or before == _START:
                 break
-            depth = depth_of.get(step)
+            depth = depth_of.get(before)
             if depth is not None:
                 return depth
+            before = replica.before(before)
     return 0

@@ -17,7 +17,7 @@ from inflight_gateway.link.ready_pods import ReadyPods
 from inflight_gateway.link.server import RelayLinks
 from inflight_gateway.scrape.samples import Samples
 from inflight_gateway.state.load import ServiceLoad
-from inflight_gateway.types import ENGINES_DIED_CODE, Finished, Pick, RequestView
+from inflight_gateway.types import APPROXIMATE, ENGINES_DIED_CODE, Finished, Pick, RequestView
 
 _Metric = TypeVar("_Metric", Counter, Histogram)
 
@@ -130,7 +130,7 @@ class Metrics:
         """Adds gauges of held and in-flight requests, computed on each scrape."""
         self.registry.register(_Loads(loads))
 
-    def picked(self, request: RequestView, pick: Pick, held_s: float, index: str) -> None:
+    def picked(self, request: RequestView, pick: Pick, held_s: float, index: str = APPROXIMATE) -> None:
         if not self._exists(request.service):
             return
         self._child(self._picks, *request.service, pick.reason).inc()
@@ -141,7 +141,7 @@ class Metrics:
         if service is None or self._exists(service):
             self._child(self._refusals, *(service or ("", "")), code).inc()
 
-    def finished(self, finished: Finished, index: str) -> None:
+    def finished(self, finished: Finished, index: str = APPROXIMATE) -> None:
         service = finished.service
         if service.name and not self._exists(service):
             return

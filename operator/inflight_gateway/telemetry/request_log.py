@@ -26,7 +26,7 @@ class RequestLog:
         """Observes the seconds that the picker took for a request, without time held."""
         self._metrics.decided(seconds)
 
-    def picked(self, view: RequestView, pick: Pick, held_s: float, index: str) -> None:
+    def picked(self, view: RequestView, pick: Pick, held_s: float, index: str = APPROXIMATE) -> None:
         """Notes that an attempt is sent to a replica. Args: index: of its prefix cache, see `Request.index`."""
         self._metrics.picked(view, pick, held_s, index)
         self._picks.picked(view, pick, held_s, time.time())
