@@ -174,7 +174,7 @@ class Ledger:
         if entry is None:
             return
         self._leave(request_id, entry.address, now)
-        self._left_prefix(entry)
+        self._settle(entry)
         entry.answer.lengths.leave(entry.answer)
         self._in_flight[entry.service] -= 1
         self.touch(entry.service, now)
@@ -189,7 +189,7 @@ class Ledger:
             return False
         self._account(entry.address, now).take_back(entry.at, entry.tokens, now)
         self._leave(request_id, entry.address, now)
-        self._left_prefix(entry)
+        self._settle(entry)
         index = self._prefixes.get(entry.service)
         blocks = index.matched([address], entry.prefix)[0] if index and entry.prefix else 0
         entry.address, entry.at, entry.answer.generated = address, now, 0.0
@@ -207,6 +207,7 @@ class Ledger:
             kv_tokens = account.sample.kv_cache_tokens if account.sample else 0
             blocks = max(1, kv_tokens // max(1, entry.block_tokens)) if kv_tokens else DEFAULT_BLOCKS
             index.add(entry.address, entry.prefix, blocks)
+            entry.awaited = True
 
     def told(self, request_id: str, blocks: PromptBlocks) -> None:
         """Notes the blocks of a prompt that its engine has computed; unknown requests are ignored."""
@@ -216,6 +217,7 @@ class Ledger:
         names = struct.unpack(f"<{len(blocks.names) // NAME_BYTES}Q", blocks.names)
         per_key = blocks.tokens / blocks.size * entry.block_tokens / max(1, entry.prompt_tokens)
         self._index(entry.service).told(entry.address, entry.prefix, names, per_key, entry.at)
+        self._settle(entry)
 
     def publishes(self, service: ServiceKey, address: str, blocks: ReplicaBlocks | None) -> None:
         """Sets the blocks that the events of an engine tell; None: there are no events any more."""
@@ -235,10 +237,12 @@ class Ledger:
             index = self._prefixes[service] = PrefixIndex(self._index_memory)
         return index
 
-    def _left_prefix(self, entry: Sent) -> None:
+    def _settle(self, entry: Sent) -> None:
+        """Notes that a prompt is not on its way any more."""
         index = self._prefixes.get(entry.service)
-        if index is not None and entry.prefix:
-            index.ended(entry.address, entry.prefix)
+        if index is not None and entry.awaited:
+            index.settled(entry.address, entry.prefix)
+        entry.awaited = False
 
     def touch(self, service: ServiceKey, now: float) -> None:
         """Notes that a request for the service arrived or ended."""

@@ -107,15 +107,6 @@ class _Table:
         if self.used > _NEW_OF_SET * self.sets and self.sets < self.most and self._part.grow():
             self._split()
 
-    def remove(self, entry: int) -> None:
-        begin = self._begin(entry)
-        entries = self.entries[begin : begin + WAYS]
-        if entry in entries:
-            entries.remove(entry)
-            entries.append(0)
-            self.used -= 1
-            self.entries[begin : begin + WAYS] = entries
-
     def _split(self) -> None:
         """Adds a set, with its part of the entries of the next set to split."""
         number = self.sets - self.low
@@ -136,9 +127,8 @@ class _Table:
 
 class PrefixIndex:
     """The index of a service. It is exact for replicas whose events describe their prefix caches (`blocks`), and for
-    prompts whose blocks are known. Otherwise it is approximate: the prompts that were sent to a replica are there,
-    bounded by its KV cache; the least recently sent is evicted first. Of exact replicas, these are the prompts whose
-    first token has not come, and those whose blocks no answer told.
+    prompts whose blocks are known; in addition, these hold what is on its way to them. Otherwise it is approximate: the
+    prompts that were sent to a replica are there, bounded by its KV cache; the least recently sent is evicted first.
 
     A look-up takes time in the logarithm of the blocks found, independent of the index size: leading blocks are used
     with every longer prompt and so outlive those behind them; if block n is present, those before it are.
@@ -152,6 +142,8 @@ class PrefixIndex:
         self._tables: dict[str, _Table] = {}
         self._names = BlockNames()
         self._replicas: dict[str, ReplicaBlocks] = {}
+        self._pending: dict[str, dict[int, int]] = {}
+        """Hashes of the prompts on their way to each replica with events, and how many of the prompts have each."""
         self._found = _Table(FOUND_BLOCKS // WAYS, self._part)
         """Replicas that had a block sent last: the entries are numbers of replicas above hashes of every `STRIDE`-th
         block. What it says is checked in the replica's own table, which alone is exact."""
@@ -168,7 +160,7 @@ class PrefixIndex:
         return self._part.taken
 
     def add(self, address: str, prefix: Sequence[int], blocks: int = DEFAULT_BLOCKS) -> None:
-        """Adds the blocks of a prompt that was sent to a replica.
+        """Adds the blocks of a prompt that was sent to a replica; `settled` follows.
 
         Args:
             prefix: hashes of its leading blocks; each covers all text before it, too.
@@ -187,6 +179,10 @@ class PrefixIndex:
         keys = _keys(prefix[:blocks])
         for key in reversed(keys):
             table.add(key)
+        pending = self._pending.get(address)
+        if pending is not None:
+            for key in _keys(prefix):
+                pending[key] = pending.get(key, 0) + 1
         number = self._numbers.get(address)
         if number is not None:
             high = number << _PLACE_BITS
@@ -203,16 +199,26 @@ class PrefixIndex:
         found: list[int] = []
         for address in addresses:
             replica, table = replicas.get(address), tables.get(address)
-            held = replica.found(ends) if replica is not None and replica.exact else 0
-            found.append(held if table is None else held + _matched(table, keys[held:] if held else keys))
+            if replica is None or not replica.exact:
+                found.append(0 if table is None else _matched(table, keys))
+                continue
+            held = replica.found(ends)
+            if held < len(ends):
+                pending = self._pending[address]
+                while held < len(keys) and keys[held] in pending:
+                    held += 1
+            elif table is not None:
+                held += _matched(table, keys[held:])
+            found.append(held)
         return found
 
     def publishes(self, address: str, replica: ReplicaBlocks | None) -> None:
         """Sets the blocks that the events of a replica tell. None: they tell none any more."""
         if replica is not None:
-            self._replicas[address] = replica
+            self._replicas[address], self._pending[address] = replica, {}
         else:
             self._replicas.pop(address, None)
+            self._pending.pop(address, None)
 
     def exact(self, address: str) -> bool:
         """Returns whether it is known what a replica holds."""
@@ -232,23 +238,21 @@ class PrefixIndex:
         replica = self._replicas.get(address)
         if replica is None:
             return
-        approximate = not replica.exact
         replica.told(names, sent_at)
         if replica.exact:
-            if approximate and address in self._tables:
-                self.forget(address)
             self._names.learn(_keys(prefix), names, blocks_per_key, self._replicas.values())
-            self.ended(address, prefix)
 
-    def ended(self, address: str, prefix: Sequence[int]) -> None:
-        """Notes that a prompt is not on its way to a replica any more: where the replica is exact and the prompt's
-        blocks are known, events alone say what it holds."""
-        table = self._tables.get(address)
-        if table is not None and self.exact(address):
+    def settled(self, address: str, prefix: Sequence[int]) -> None:
+        """Notes that a prompt that was added is not on its way to a replica any more: its first token has come, or none
+        will."""
+        pending = self._pending.get(address)
+        if pending is not None:
             for key in _keys(prefix):
-                if key not in self._names:
-                    break
-                table.remove(key)
+                count = pending.get(key, 0)
+                if count > 1:
+                    pending[key] = count - 1
+                elif count:
+                    del pending[key]
 
     def longest(self, prefix: Sequence[int], most: int) -> list[str]:
         """Returns up to `most` replicas that should hold the most leading blocks of the prompt, the longest first.

@@ -14,13 +14,14 @@ from inflight_gateway.pick import blocks as counted
 from inflight_gateway.pick.blocks import MOST_MISSED, BlockMemory, BlockNames, ReplicaBlocks, TooManyBlocks
 from inflight_gateway.pick.prefix_index import PrefixIndex
 
-SIZE = 4
+SIZE, PER_KEY = 4, 2
 ROOT = root_hash("", "")
 
 
-def text(tokens, per_key=SIZE):
-    """Hashes of a prompt's text: here each is of as many tokens as a block has."""
-    return tuple(hash(tuple(tokens[:end])) for end in range(per_key, len(tokens) + 1, per_key))
+def text(tokens):
+    """Hashes of a prompt's text, each of so many tokens as `PER_KEY` blocks."""
+    length = PER_KEY * SIZE
+    return tuple(hash(tuple(tokens[:end])) for end in range(length, len(tokens) + 1, length))
 
 
 def named(tokens):
@@ -41,14 +42,15 @@ class Engine:
         self.blocks = ReplicaBlocks()
         index.publishes(self.address, self.blocks)
 
-    def compute(self, tokens, now, *, told=True):
-        """Computes a prompt, and sends its first token. False: there is no room."""
+    def compute(self, tokens, now, *, apart=False):
+        """Computes a prompt, and sends its first token. False: there is no room. `apart`: in the same step as others
+        with its prefix, so that its blocks are its own."""
         hashes = block_hashes(np.array(tokens, np.int32), SIZE, ROOT)
-        found = self.pool.match(hashes)
+        found = self.pool.match([] if apart else hashes)
         self.index.add(self.address, text(tokens))
         free = self.pool.num_free - self.pool.num_unowned(found)
         if len(hashes) - len(found) > free:
-            self.index.ended(self.address, text(tokens))
+            self.index.settled(self.address, text(tokens))
             return False
         self.pool.share(found)
         table = [*found.tolist(), *self.pool.allocate(len(hashes) - len(found)).tolist()]
@@ -60,14 +62,13 @@ class Engine:
                 self.events.append(BlocksStored(hashes[place], parent, b"", content))
         self.running.append((tokens, table))
         self.flush(now)
-        if told:
-            self.index.told(self.address, text(tokens), named(tokens), 1.0, now)
+        self.index.told(self.address, text(tokens), named(tokens), PER_KEY, now)
+        self.index.settled(self.address, text(tokens))
         return True
 
     def end(self, place, now):
-        tokens, table = self.running.pop(place % len(self.running))
+        _, table = self.running.pop(place % len(self.running))
         self.pool.free(table)
-        self.index.ended(self.address, text(tokens))
         self.flush(now)
 
     def flush(self, now):
@@ -76,14 +77,14 @@ class Engine:
             self.events.clear()
 
     def finds(self, tokens):
-        """Parts of a prompt that the pool finds."""
-        return len(self.pool.match(block_hashes(np.array(tokens, np.int32), SIZE, ROOT)))
+        """Whole hashes of a prompt's text that the pool finds."""
+        return len(self.pool.match(block_hashes(np.array(tokens, np.int32), SIZE, ROOT))) // PER_KEY
 
     def indexed(self, tokens):
         return self.index.matched([self.address], text(tokens))[0]
 
 
-PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=8).map(
+PROMPTS = st.lists(st.sampled_from([0, 0, 0, 1]), min_size=1, max_size=8).map(
     lambda parts: [part for each in parts for part in (each, *range(1, SIZE))]
 )
 """Prompts that share prefixes: each block has one of two contents."""
@@ -92,7 +93,11 @@ PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=8).map(
 @settings(max_examples=60, deadline=None)
 @given(
     actions=st.lists(
-        st.tuples(st.integers(0, 1), st.sampled_from(["compute", "compute", "end", "restart", "abort"]), PROMPTS),
+        st.tuples(
+            st.integers(0, 1),
+            st.sampled_from(["compute", "compute", "apart", "end", "end", "restart", "abort"]),
+            PROMPTS,
+        ),
         min_size=1,
         max_size=60,
     )
@@ -103,13 +108,13 @@ def test_of_prompts_whose_blocks_are_known_the_index_finds_what_the_engines_find
     known = []
     for now, (number, action, tokens) in enumerate(actions):
         engine = engines[number]
-        if action == "compute":
-            if engine.compute(tokens, now):
+        if action in ("compute", "apart"):
+            if engine.compute(tokens, now, apart=action == "apart"):
                 known.append(tokens)
         elif action == "abort":
             # Sent, and ended before anything was computed.
             index.add(engine.address, text(tokens))
-            index.ended(engine.address, text(tokens))
+            index.settled(engine.address, text(tokens))
         elif action == "end" and engine.running:
             engine.end(number, now)
         elif action == "restart":
@@ -125,9 +130,9 @@ def test_of_prompts_whose_blocks_are_known_the_index_finds_what_the_engines_find
 def test_an_engine_counts_as_exact_once_an_event_told_of_a_prompts_blocks_and_not_before():
     index = PrefixIndex()
     engine = Engine(0, index)
-    prompt = [*range(12)]
+    prompt = [*range(24)]
     index.add(engine.address, text(prompt))
-    engine.index.told(engine.address, text(prompt), named(prompt), 1.0, 1.0)
+    engine.index.told(engine.address, text(prompt), named(prompt), PER_KEY, 1.0)
     assert not index.exact(engine.address)
     assert engine.indexed(prompt) == 3  # it was sent there
     engine.compute(prompt, 2.0)
@@ -142,7 +147,7 @@ def test_an_engine_whose_events_tell_of_no_prompt_any_more_is_approximated():
     for number in range(MOST_MISSED):
         assert index.exact(engine.address)
         prompt = [number, *range(100, 107)]
-        index.told(engine.address, text(prompt), named(prompt), 1.0, 2.0)
+        index.told(engine.address, text(prompt), named(prompt), PER_KEY, 2.0)
     assert not index.exact(engine.address)
 
 
@@ -150,13 +155,14 @@ def test_a_prompt_that_is_on_its_way_counts_until_its_blocks_are_told():
     index = PrefixIndex()
     engine = Engine(0, index)
     engine.compute([*range(12)], 1.0)
-    later = [*range(50, 62)]
+    later = [*range(50, 74)]
     index.add(engine.address, text(later))
     assert engine.indexed(later) == 3
     engine.compute(later, 2.0)
+    index.settled(engine.address, text(later))
     engine.end(1, 3.0)
     assert engine.indexed(later) == 3
-    engine.blocks.removed(named(later)[2:], "GPU")
+    engine.blocks.removed(named(later)[4:], "GPU")
     assert engine.indexed(later) == 2
 
 
