@@ -209,14 +209,14 @@ class Ledger:
             index.add(entry.address, entry.prefix, blocks)
             entry.awaited = True
 
-    def told(self, request_id: str, blocks: PromptBlocks) -> None:
+    def told(self, request_id: str, blocks: PromptBlocks, now: float) -> None:
         """Notes the blocks of a prompt that its engine has computed; unknown requests are ignored."""
         entry = self._sent.get(request_id)
         if entry is None or not entry.prefix:
             return
         names = struct.unpack(f"<{len(blocks.names) // NAME_BYTES}Q", blocks.names)
         per_key = blocks.tokens / blocks.size * entry.block_tokens / max(1, entry.prompt_tokens)
-        self._index(entry.service).told(entry.address, entry.prefix, names, per_key, entry.at)
+        self._index(entry.service).told(entry.address, entry.prefix, names, per_key, entry.at, now)
         self._settle(entry)
 
     def publishes(self, service: ServiceKey, address: str, blocks: ReplicaBlocks | None) -> None:

@@ -28,6 +28,9 @@ MOST_BYTES = 256 * 2**20
 MOST_MISSED = 16
 """Prompts in a row whose last block no event told of after which the events do not describe the engine's cache."""
 
+EVENT_WITHIN_S = 1.0
+"""Seconds in which the events of a prompt's blocks come after its first token. They are sent with it."""
+
 _DEVICE = "GPU"
 """Medium of blocks that steps read, on a CPU too."""
 
@@ -74,6 +77,8 @@ class ReplicaBlocks:
         """Blocks that were removed lately: news of a prompt may be older than the event."""
         self._cleared_at = float("-inf")
         self._missed = 0
+        self._awaited: dict[int, float] = {}
+        """Last blocks of prompts that no event told of yet, and when these should have."""
 
     def __len__(self) -> int:
         return sum(map(len, self._media.values()))
@@ -98,6 +103,10 @@ class ReplicaBlocks:
             self._removed.difference_update(names)
         if self._removed_before:
             self._removed_before.difference_update(names)
+        if self._awaited:
+            for name in [each for each in self._awaited if each in held]:
+                del self._awaited[name]
+                self.exact, self._missed = True, 0
 
     def removed(self, names: Sequence[int], medium: str) -> None:
         """Removes blocks; those that are not there are ignored."""
@@ -116,6 +125,7 @@ class ReplicaBlocks:
         self._media.clear()
         self._removed.clear()
         self._removed_before.clear()
+        self._awaited.clear()
         self._cleared_at = now
         self._release()
 
@@ -124,18 +134,21 @@ class ReplicaBlocks:
         self.clear(now)
         self.exact, self._missed = False, 0
 
-    def told(self, names: Sequence[int], sent_at: float) -> None:
+    def told(self, names: Sequence[int], sent_at: float, now: float) -> None:
         """Notes the blocks of a prompt whose first token has just come, so that the engine holds all of them.
 
         Args:
             names: of its full blocks, at least one, in their order.
             sent_at: when the request was sent there, in seconds.
         """
-        if names[-1] in self:
-            self.exact, self._missed = True, 0
-        else:
+        for name in [each for each, until in self._awaited.items() if until <= now]:
+            del self._awaited[name]
             self._missed += 1
             self.exact = self.exact and self._missed < MOST_MISSED
+        if names[-1] in self:
+            self.exact, self._missed = True, 0
+        elif len(self._awaited) < MOST_MISSED:
+            self._awaited[names[-1]] = now + EVENT_WITHIN_S
         if not self.exact or sent_at <= self._cleared_at:
             return
         # Of blocks that were there before the first event, or whose events were lost, no event comes.

@@ -226,7 +226,13 @@ class PrefixIndex:
         return replica is not None and replica.exact
 
     def told(
-        self, address: str, prefix: Sequence[int], names: Sequence[int], blocks_per_key: float, sent_at: float
+        self,
+        address: str,
+        prefix: Sequence[int],
+        names: Sequence[int],
+        blocks_per_key: float,
+        sent_at: float,
+        now: float,
     ) -> None:
         """Notes the blocks of a prompt that a replica has just computed.
 
@@ -236,10 +242,8 @@ class PrefixIndex:
             sent_at: when it was sent there, in seconds.
         """
         replica = self._replicas.get(address)
-        if replica is None:
-            return
-        replica.told(names, sent_at)
-        if replica.exact:
+        if replica is not None:
+            replica.told(names, sent_at, now)
             self._names.learn(_keys(prefix), names, blocks_per_key, self._replicas.values())
 
     def settled(self, address: str, prefix: Sequence[int]) -> None:

@@ -170,7 +170,7 @@ class Requests:
         alone."""
         request = self._attempt(request_id, attempt)
         if request is not None and attempt == 1:
-            self._ledger.told(request_id, blocks)
+            self._ledger.told(request_id, blocks, self._clock())
 
     def progress(self, tokens: Sequence[tuple[str, int]]) -> None:
         """Charges output tokens. Args: tokens: totals over all attempts, by request."""

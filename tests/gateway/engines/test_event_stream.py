@@ -99,7 +99,7 @@ async def test_a_stream_knows_the_blocks_of_its_engine_until_it_is_cut_and_of_th
         assert world.state() == "unproven"
         publisher.publish([stored(SECOND, FIRST)])
         await until(lambda: TWO in stream.blocks, "the second block")
-        stream.blocks.told([ONE, TWO], time.monotonic())
+        stream.blocks.told([ONE, TWO], time.monotonic(), time.monotonic())
         assert world.state() == "exact"
         publisher.publish([BlocksRemoved(SECOND)])
         await until(lambda: TWO not in stream.blocks, "the loss of the second block")

@@ -62,7 +62,7 @@ class Engine:
                 self.events.append(BlocksStored(hashes[place], parent, b"", content))
         self.running.append((tokens, table))
         self.flush(now)
-        self.index.told(self.address, text(tokens), named(tokens), PER_KEY, now)
+        self.index.told(self.address, text(tokens), named(tokens), PER_KEY, now, now)
         self.index.settled(self.address, text(tokens))
         return True
 
@@ -132,7 +132,7 @@ def test_an_engine_counts_as_exact_once_an_event_told_of_a_prompts_blocks_and_no
     engine = Engine(0, index)
     prompt = [*range(24)]
     index.add(engine.address, text(prompt))
-    engine.index.told(engine.address, text(prompt), named(prompt), PER_KEY, 1.0)
+    engine.index.told(engine.address, text(prompt), named(prompt), PER_KEY, 1.0, 1.0)
     assert not index.exact(engine.address)
     assert engine.indexed(prompt) == 3  # it was sent there
     engine.compute(prompt, 2.0)
@@ -140,14 +140,25 @@ def test_an_engine_counts_as_exact_once_an_event_told_of_a_prompts_blocks_and_no
     assert index.exact("engine-1") is False
 
 
+def test_the_events_of_a_prompt_may_come_after_its_first_token():
+    replica = ReplicaBlocks()
+    for number in range(100):
+        replica.told([number], 0.5, float(number))
+        assert replica.exact == (number > 0)
+        replica.stored([number], None, "GPU")
+        assert replica.exact
+
+
 def test_an_engine_whose_events_tell_of_no_prompt_any_more_is_approximated():
     index = PrefixIndex()
     engine = Engine(0, index)
     engine.compute([*range(12)], 1.0)
-    for number in range(MOST_MISSED):
+    for number in range(MOST_MISSED + 1):
         assert index.exact(engine.address)
         prompt = [number, *range(100, 107)]
-        index.told(engine.address, text(prompt), named(prompt), PER_KEY, 2.0)
+        # Asserted, and no event follows.
+        index.told(engine.address, text(prompt), named(prompt), PER_KEY, 2.0, 2.0 + 2 * number)
+    index.told(engine.address, text(prompt), named(prompt), PER_KEY, 2.0, 99.0)
     assert not index.exact(engine.address)
 
 
@@ -191,22 +202,22 @@ def test_a_prompt_tells_of_blocks_of_before_the_first_event_and_of_none_that_was
     replica = ReplicaBlocks()
     replica.stored([9], 3, "GPU")
     replica.removed([2], "GPU")
-    replica.told([1, 2, 3, 9], 1.0)
+    replica.told([1, 2, 3, 9], 1.0, 1.0)
     assert replica.found([1, 2, 3]) == 1
     replica.forget_removed()
     replica.forget_removed()
-    replica.told([1, 2, 3, 9], 1.0)
+    replica.told([1, 2, 3, 9], 1.0, 1.0)
     assert replica.found([1, 2, 3, 9]) == 4
 
 
 def test_news_of_a_prompt_from_before_a_restart_of_the_engine_bring_no_blocks_back():
     replica = ReplicaBlocks()
     replica.stored([1, 2], None, "GPU")
-    replica.told([1, 2], 1.0)
+    replica.told([1, 2], 1.0, 1.0)
     replica.clear(2.0)
-    replica.told([1, 2], 1.0)
+    replica.told([1, 2], 1.0, 1.0)
     assert replica.found([1]) == 0
-    replica.told([1, 2], 3.0)
+    replica.told([1, 2], 3.0, 3.0)
     assert replica.found([1, 2]) == 2
 
 
