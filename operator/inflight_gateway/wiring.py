@@ -16,6 +16,7 @@ from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.link.ready_pods import ReadyPods
 from inflight_gateway.link.server import RelayLinks
 from inflight_gateway.link.wire import Keys
+from inflight_gateway.pick.load import STALE_S
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.requests.registry import Requests
 from inflight_gateway.scrape.samples import Samples
@@ -57,7 +58,7 @@ class Gateway:
         ModelClaims(self.catalog, settings.model_namespaces)
         self.metrics = Metrics(lambda key: key in self.catalog.services)
         self._samples = Samples()
-        self._scraper = EndpointScraper(self._samples)
+        self._scraper = EndpointScraper(self._samples, stale_after=STALE_S)
         self._holds = HoldQueue()
         estimates = Estimates()
         self._ledger = Ledger(self._reachable, self._samples.get, estimates)
