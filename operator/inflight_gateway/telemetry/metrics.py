@@ -196,7 +196,7 @@ class _Loads(Collector):
 
 
 class IndexCollector(Collector):
-    """What the picker knows of prefix caches. Args: states: numbers of engines that publish KV cache events, by service
+    """The picker's knowledge of prefix caches. Args: states: numbers of engines with KV cache events, by service
     and state."""
 
     def __init__(self, states: Callable[[], Mapping[tuple[ServiceKey, str], int]]) -> None:

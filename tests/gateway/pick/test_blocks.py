@@ -1,4 +1,4 @@
-"""What the index knows of engines that publish KV cache events, beside the block pools of such engines."""
+"""The index's knowledge of engines that publish KV cache events, beside the block pools of such engines."""
 
 import numpy as np
 import pytest
