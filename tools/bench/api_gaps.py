@@ -158,12 +158,12 @@ def measure(names: Sequence[str], tries: int, say: Callable[[str, Gap], None]) -
 
 
 async def _measure(address: tuple[str, int], names: Sequence[str], tries: int, say: Callable[[str, Gap], None]) -> None:
-    body = {"prompt": "hello", "ignore_eos": True, "max_tokens": _STREAM_TOKENS}
+    body = {"prompt": "hello", "ignore_eos": True}
     for name in ("", *names):
         sent = BODIES.get(name)
         content = b"" if sent is None else await asyncio.to_thread(sent.content)
         found: list[Gap] = []
-        async with open_streams(address, 1, body) as (stream,):
+        async with open_streams(address, 1, body, tokens=_STREAM_TOKENS) as (stream,):
             await asyncio.sleep(_AFTER_SECONDS)
             for _ in range(tries):
                 found.append(await _beside(stream, address, "" if sent is None else sent.path, content))
