@@ -35,7 +35,7 @@ REPLACED_ENDPOINTS = {
     "POST /v2/embed": "`POST /v1/embeddings`",
     "WEBSOCKET /v1/realtime": _TEXT_ONLY,
 }
-"""What there is in place of an endpoint, or the reason why there is none."""
+"""The setting or endpoint in place of one, or the reason why there is none."""
 
 REPLACED = {
     "--allowed-local-media-path": "models read text only",
