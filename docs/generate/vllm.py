@@ -164,7 +164,7 @@ def _refused(theirs: Sequence[str], ours: Container[str], replaced: Mapping[str,
 
 def served() -> set[str]:
     """Returns the method and path of each endpoint for clients."""
-    return {f"{method} {route.path}" for route in _routes() for method in route.methods}
+    return {f"{method} {route.path}" for route in _routes() for method in route.methods or ()}
 
 
 def _mark(field: str, theirs: Iterable[str], taken: Mapping[str, bool]) -> str:
