@@ -331,7 +331,7 @@ async def test_large_pages_of_many_services_that_stall_give_way_to_those_of_othe
         await until(lambda: pool.counts.done)
         said = [error for key in hostile for error in pool.errors(key).values()]
         assert said, "their places were needed"
-        assert all("bytes came, and no more within 0.5 s" in error for error in said)
+        assert all("bytes came before it was another's turn" in error for error in said)
 
 
 async def test_a_large_page_that_is_slow_is_read_while_no_other_waits(monkeypatch):
@@ -373,6 +373,17 @@ async def test_samples_of_the_largest_page_are_never_stale(interval):
             assert max(waits) + pool._timeout <= max(every.stale_after, 1.5 * interval + pool._timeout)
         assert min(waits) > 1.4 * interval or interval > 10, "and yet they are read less often where that is possible"
         pool.close()
+
+
+async def test_a_page_of_a_known_size_above_the_limit_is_refused_by_its_head_and_the_size_is_said():
+    async def huge(writer):
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 3000000\r\n\r\n")
+        await hang(writer)
+
+    async with world(timeout=20.0, interval=60.0) as (pods, pool):
+        pool.keep(KEY, [pods.target("large", huge)])
+        await until(lambda: pool.errors(KEY))
+        assert pool.errors(KEY)["uid-large"] == f"large: /large/metrics: 3000000 bytes, more than {MAX_BODY}"
 
 
 async def test_a_bomb_is_refused_and_not_inflated():
