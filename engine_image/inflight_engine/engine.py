@@ -77,7 +77,7 @@ class Engine:
 
     Args:
         recorder: writes all inputs and decisions of the scheduler; None: nothing is recorded.
-        swap_rates: measures when swapping a preempted request is cheaper than recomputing it; None: never.
+        swap_rates: measures when loading keys and values is cheaper than computing them; None: there is no tier.
         step_times: predicts what a step may take.
         announce: called before a step that may take long is computed, and before one with starts to be announced.
         compiling: compiles the grammars of requests; None: no request has one.
@@ -183,7 +183,7 @@ class Engine:
         if plan is None:
             return None
         work = work_of(plan, scheduler.num_attended_tokens, scheduler.config.block_size)
-        admitted = [Admission(start.request_id, start.slot, start.num_cached_tokens) for start in plan.starts]
+        admitted = [Admission(start.request_id, start.slot, start.num_computed_tokens) for start in plan.starts]
         launched = _Launched(plan, admitted, work, started, self._clock())
         longest = self._measurements.longest(work)
         if longest > SHORT_STEP_SECONDS:
@@ -217,6 +217,9 @@ class Engine:
         failed = scheduler.fail_slots(plan, output.failed_slots) if output.failed_slots else []
         for request in failed:
             _log_failed(request, FinishReason.OUT_OF_MEMORY)
+        if output.failed_loads:
+            log.warning("step %d: what host memory has for %d requests is damaged", plan.step, len(output.failed_loads))
+            scheduler.fail_loads(plan, output.failed_loads)
         discarded = scheduler.discarded_slots(plan)
         grammar_ends = [
             (scheduler.running.table.request(slot).request_id, error)
@@ -231,7 +234,14 @@ class Engine:
         seconds = done - max(step.started, self._done)
         if self._recorder is not None:
             self._recorder.stepped(
-                plan, step.work, ended, seconds, ahead=ahead, failed_slots=output.failed_slots, forced=offered
+                plan,
+                step.work,
+                ended,
+                seconds,
+                ahead=ahead,
+                failed_slots=output.failed_slots,
+                failed_loads=output.failed_loads,
+                forced=offered,
             )
         complete = [scheduler.running.table.requests[run.slot] for run in forced if run.ends]
         grammar_ends += [(request.request_id, "") for request in complete if request is not None]

@@ -13,7 +13,7 @@ class Measurements:
     """Measures the duration of steps by size, and the speed of prefills and copies; the API process fits their cost.
 
     Args:
-        swap_rates: None: nothing can be swapped.
+        swap_rates: None: there is no tier.
     """
 
     def __init__(

@@ -47,7 +47,7 @@ class SchedulerInputs:
                 self._recorder.limits(limits)
 
     def set_rates(self, rates: SwapRates) -> None:
-        self._scheduler.preemptor.rates = rates
+        self._scheduler.offload.rates = rates
         if self._recorder is not None:
             self._recorder.rates(rates)
 

@@ -1,4 +1,4 @@
-"""Measured rates of prefill and of KV copies, which decide between recomputation and swap."""
+"""Measured rates of prefill and of KV copies, which decide between computing and loading."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""The choice between swapping and recomputing a preempted request's keys and values."""
+"""The choice between loading keys and values from a tier and computing them again."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from inflight_cost.model import CostModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,17 +15,16 @@ class SwapRates:
     copy: float
 
 
-def swapping_is_cheaper(num_computed_tokens: int, rates: SwapRates) -> bool:
-    """Return whether copying a request's keys and values out and back takes less time than computing them again.
+def loading_is_cheaper(num_tokens: int, num_before: int, rates: SwapRates, cost: CostModel | None) -> bool:
+    """Return whether copying the keys and values of tokens in takes less time than computing them.
 
-    A swap copies each token twice, out now and back when the request resumes; recomputing pays for the prefill of the
-    same tokens once (the two ways of PagedAttention, Kwon et al. 2023, section 4.5). So it swaps where
-
-        2 * num_computed_tokens / rates.copy < num_computed_tokens / rates.prefill
-
-    The last known token is computed after either, so it is on neither side. Both sides grow in step with the length,
-    so lengths decide only where there is nothing to copy. Attention makes a long prefill slower than a short one, so
-    with a rate measured on prompts of usual length, long requests are recomputed a little too often, never the other
-    way round. A tie is recomputed, which takes no host memory, and so is everything while no copy was measured (0).
+    Args:
+        num_before: tokens before them, to which they attend.
+        cost: predicts the prefill; None: it goes at `rates.prefill`.
     """
-    return 2 * num_computed_tokens * rates.prefill < num_computed_tokens * rates.copy
+    if rates.copy <= 0:
+        return False
+    copying = num_tokens / rates.copy
+    if cost is not None:
+        return copying < cost.prefill_seconds(num_tokens, num_before)
+    return copying * rates.prefill < num_tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.engine.scheduling.model_runner import ModelSequence
+from tests.engine.scheduling.tier_rules import TierRules
 
 
 class CacheRules:
@@ -15,11 +16,13 @@ class CacheRules:
 
     Args:
         enabled: without it nothing can be found.
+        num_places: of the tier behind it.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, *, enabled: bool) -> None:
+    def __init__(self, num_blocks: int, block_size: int, *, enabled: bool, num_places: int = 0) -> None:
         self.block_size = block_size
         self.enabled = enabled
+        self.tier = TierRules(num_places)
         self._owners = [0] * num_blocks
         self._num_empty = num_blocks
         self._holder: dict[int, int] = {}
@@ -43,8 +46,14 @@ class CacheRules:
         ends = range(size - 1, self.findable(stamps, num_tokens), size)
         return sum(not self._owners[self._holder[stamps[end]]] for end in ends)
 
-    def give_out(self, block: int) -> None:
-        """A block gets a new content."""
+    def give_out(self, blocks: list[int]) -> None:
+        """Blocks get a new content, at once."""
+        lost = {self._content[block]: block for block in blocks if block in self._content}
+        for block in blocks:
+            self._give_out(block)
+        self.tier.lost(lost)
+
+    def _give_out(self, block: int) -> None:
         assert not self._owners[block], f"block {block} is given out while it is owned"
         if block in self._content:
             assert self._num_empty == 0, f"the content of block {block} is lost though blocks without content are free"

@@ -85,7 +85,12 @@ def _engine_state(page: Families, demand: Demand, now: Gauges) -> None:
     page.gauge("vllm:num_requests_running", "Running requests (with a slot).", stats.num_running)
     page.gauge("vllm:num_requests_waiting", "Requests waiting for a slot, including preempted requests.", load.waiting)
     page.gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", stats.kv_usage)
-    page.gauge("inflight_swapped_blocks", "Blocks of host memory in use by swapped requests.", stats.num_swapped_blocks)
+    page.gauges(
+        "inflight_tier_blocks",
+        "KV blocks that a tier behind the device holds.",
+        ("tier",),
+        [((HOST_TIER,), stats.num_tier_blocks)],
+    )
     if load.ready is not None:
         runner = load.ready.runner
         page.gauges(
