@@ -54,7 +54,7 @@ _PREFILL = 512
 
 
 def swap_rates(cost: Cost) -> SwapRates | None:
-    """Costs by which the scheduler decides on a swap; None: recomputing or copying is free, so there is no
+    """Rates by which the scheduler decides between loading and computing; None: one of them is free, so there is no
     trade-off."""
     if not isinstance(cost, CostModel) or not cost.copied_token_s:
         return None

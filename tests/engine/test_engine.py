@@ -115,7 +115,7 @@ class Watched(StandIn):
 
 
 def swapping_engine(breaks):
-    """An engine that is short of blocks, with requests that will be swapped out and in again."""
+    """An engine that is short of blocks, with requests whose blocks go to host memory and come back."""
     scheduler, runner = Scheduler(SWAPPING), Watched(breaks)
     engine = Engine(scheduler, runner)
     for request_id in range(4):
@@ -334,14 +334,11 @@ def test_a_step_without_memory_ends_its_requests_with_that():
     assert report.stats.num_out_of_memory == 1
 
 
-def test_a_failed_step_ends_those_it_was_to_swap_out_too_because_host_memory_may_hold_nothing_of_them():
-    engine, scheduler, runner = swapping_engine(lambda plan: any(each.swapped for each in plan.preemptions))
+def test_what_a_failed_step_was_to_copy_out_is_not_found_in_the_tier():
+    engine, scheduler, runner = swapping_engine(lambda plan: plan.stores is not None)
     while runner.broken is None:
-        report = engine.step()
-    swapped = {preemption.request_id for preemption in runner.broken.preemptions}
-    assert swapped
-    assert swapped <= {f.request_id for f in report.finished if f.reason is FinishReason.ERROR}
-    assert scheduler.preemptor.num_swapped_blocks == 0
+        engine.step()
+    assert scheduler.offload.usage() == 0
 
 
 def test_what_a_failed_step_was_to_copy_back_is_not_found_in_the_prefix_cache():
@@ -352,9 +349,10 @@ def test_what_a_failed_step_was_to_copy_back_is_not_found_in_the_prefix_cache():
         engine.step()
     copied = set()
     for start in runner.broken.starts:
-        copied.update(hashes[start.request_id][: start.num_computed_tokens // SWAPPING.block_size])
-    assert not found.issuperset(copied), "some of it was evicted meanwhile"
-    assert found.issuperset(each for each in copied if scheduler.is_cached(each))
+        end = start.num_computed_tokens // SWAPPING.block_size
+        copied.update(hashes[start.request_id][end - len(start.host_block_ids) : end])
+    assert copied <= found
+    assert not len(scheduler.running.pool.match([next(iter(copied))]))
 
 
 def test_an_engine_that_fails_step_after_step_gives_up():
@@ -470,7 +468,7 @@ def test_measured_rates_reach_the_scheduler():
     engine = make_engine(swap_rates=SwapRateMeter(1000.0), clock=iter(range(100)).__next__)
     engine.handle(add(1, [1, 2, 3]))
     engine.step()
-    assert engine._scheduler.preemptor.rates == SwapRates(prefill=3.0, copy=1000.0)
+    assert engine._scheduler.offload.rates == SwapRates(prefill=3.0, copy=1000.0)
 
 
 def test_the_next_step_is_launched_before_the_tokens_of_one_are_collected():

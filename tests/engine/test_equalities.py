@@ -91,7 +91,7 @@ class Run:
 
     outputs: list[list[int]]
     preemptions: int = 0
-    most_swapped_blocks: int = 0
+    most_tier_blocks: int = 0
     prefix_hits: int = 0
     prefill_steps: int = 0
     prompt_logprobs: dict[int, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
@@ -126,7 +126,7 @@ def run(engine, prompts, sampling, order=None, *, change_limits=None, **fields):
             values = np.frombuffer(each.logprobs, np.float32).tolist()
             result.prompt_logprobs[owner[each.slot]].update(enumerate(values, each.first))
         result.preemptions, result.prefix_hits = report.stats.num_preemptions, report.stats.prefix_hits
-        result.most_swapped_blocks = max(result.most_swapped_blocks, report.stats.num_swapped_blocks)
+        result.most_tier_blocks = max(result.most_tier_blocks, report.stats.num_tier_blocks)
         result.prefill_steps += report.stats.num_prefill_tokens > 0
     return result
 
@@ -153,7 +153,7 @@ def test_swapped_equals_never_swapped(prompts, greedy, expected):
     swapped = {"preemption": "swap", "preemption_victim": "longest_first", "swap_space": 64 << 20}
     engine, _ = make_engine(**SMALL_POOL, **swapped, prefix_caching=False)
     result = run(engine, prompts, greedy)
-    assert result.most_swapped_blocks > 0, "the pool must be small enough to swap"
+    assert result.most_tier_blocks > 0, "the pool must be small enough to swap"
     assert result.outputs == expected
 
 

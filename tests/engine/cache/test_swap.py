@@ -1,32 +1,33 @@
-from fractions import Fraction
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_engine.cache.swap import SwapRates, swapping_is_cheaper
+from inflight_cost.model import CostModel
+from inflight_engine.cache.swap import SwapRates, loading_is_cheaper
 
 
 @pytest.mark.parametrize(
-    ("prefill", "copy", "swaps"),
+    ("prefill", "copy", "loads"),
     [
+        (1000.0, 999.0, False),
         (1000.0, 1000.0, False),
-        (1000.0, 1999.0, False),
-        (1000.0, 2000.0, False),
-        (1000.0, 2001.0, True),
+        (1000.0, 1001.0, True),
         (1000.0, 100_000.0, True),
         (1000.0, 0.0, False),
     ],
 )
-def test_a_swap_must_copy_twice_as_fast_as_the_prefill_computes(prefill, copy, swaps):
-    assert swapping_is_cheaper(500, SwapRates(prefill, copy)) is swaps
+def test_loads_must_copy_faster_than_the_prefill_computes(prefill, copy, loads):
+    assert loading_is_cheaper(500, 0, SwapRates(prefill, copy), None) is loads
 
 
-@given(st.integers(1, 10**6), st.integers(1, 10**6), st.integers(1, 10**9))
-def test_the_cheaper_one_is_chosen(num_tokens, prefill, copy):
-    seconds_to_swap, seconds_to_compute = Fraction(2 * num_tokens, copy), Fraction(num_tokens, prefill)
-    assert swapping_is_cheaper(num_tokens, SwapRates(prefill, copy)) == (seconds_to_swap < seconds_to_compute)
+@given(st.integers(1, 10**6), st.integers(0, 10**6), st.integers(1, 10**9))
+def test_a_cost_model_says_what_computing_takes(num_tokens, num_before, copy):
+    cost = CostModel(0.0, 0.0, 1e-4, 0.0, 1e-8)
+    cheaper = num_tokens / copy < cost.prefill_seconds(num_tokens, num_before)
+    assert loading_is_cheaper(num_tokens, num_before, SwapRates(1.0, float(copy)), cost) == cheaper
 
 
-def test_with_nothing_computed_there_is_nothing_to_swap():
-    assert not swapping_is_cheaper(0, SwapRates(prefill=1.0, copy=1e9))
+def test_behind_a_long_context_loading_pays_where_it_does_not_at_the_start():
+    cost, rates = CostModel(0.0, 0.0, 1e-4, 0.0, 1e-8), SwapRates(1e4, 5e3)
+    assert not loading_is_cheaper(16, 0, rates, cost)
+    assert loading_is_cheaper(16, 100_000, rates, cost)

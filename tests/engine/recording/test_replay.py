@@ -66,7 +66,8 @@ def test_random_work_replays_without_a_difference(tmp_path, policy, victim, pree
     assert min(run.hits, run.stopped, run.cancelled, run.scheduler.preemptor.num_preemptions) > 0, (
         "the run shows too little"
     )
-    assert preemption == "auto" or (run.swapped_in > 0) == (preemption == "swap")
+    assert preemption == "auto" or (run.loaded > 0) == (preemption == "swap")
+    assert preemption != "swap" or run.damaged > 0
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -79,7 +80,7 @@ def test_random_work_replays_without_a_difference(tmp_path, policy, victim, pree
         config(block_size=1, num_blocks=96, num_host_blocks=48),
         config(block_size=7),
     ],
-    ids=["one class, no swap", "no prefix cache", "many blocks", "blocks of one", "blocks of seven"],
+    ids=["one class, no tier", "no prefix cache", "many blocks", "blocks of one", "blocks of seven"],
 )
 def test_any_configuration_replays_without_a_difference(tmp_path, configuration, seed):
     path = tmp_path / "run.gz"
@@ -191,8 +192,9 @@ def decisions(plan):
         plan.releases,
         plan.decode_slots.tolist(),
         [(each.slot, each.start, each.length) for each in plan.prefills],
-        [(each.request_id, each.slot, each.swapped) for each in plan.preemptions],
-        [(each.request_id, each.slot, each.num_computed_tokens, bool(each.host_block_ids)) for each in plan.starts],
+        [(each.request_id, each.slot) for each in plan.preemptions],
+        [(each.request_id, each.slot, each.num_computed_tokens, len(each.host_block_ids)) for each in plan.starts],
+        0 if plan.stores is None else len(plan.stores.block_ids),
     )
 
 

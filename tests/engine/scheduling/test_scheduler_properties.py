@@ -1,4 +1,4 @@
-"""Any interleaving of add, cancel, step, failed step and changes of limits, class weights and swap rates, in any
+"""Any interleaving of add, cancel, step, failed step and changes of limits, class weights and rates of copies, in any
 configuration, keeps the rules: the model runner checks each plan's contract and block contents, the rules each
 decision."""
 
@@ -180,7 +180,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if driver.finished[request_id] is FinishReason.LENGTH:
                 assert output == reference
         scheduler = driver.scheduler
-        assert scheduler.kv_usage == scheduler.preemptor.num_swapped_blocks == scheduler.num_uncomputed_tokens == 0
+        assert scheduler.kv_usage == scheduler.num_uncomputed_tokens == 0
         assert scheduler.num_running == scheduler.num_waiting == 0
 
 

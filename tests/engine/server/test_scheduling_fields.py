@@ -181,10 +181,10 @@ async def test_tpot_counts_answers_of_at_least_two_tokens(make_fake):
     assert seen['inflight_class_requests_finished_total{class="a"}'] == 2
 
 
-async def test_swapped_blocks_and_prefix_counters_are_the_engines(make_fake):
+async def test_blocks_of_the_tier_and_prefix_counters_are_the_engines(make_fake):
     fake = await make_fake()
-    fake.engine.report(num_swapped_blocks=7, prefix_queries=100, prefix_hits=60)
-    await until(lambda: fake.service.session.stats.num_swapped_blocks == 7)
+    fake.engine.report(num_tier_blocks=7, prefix_queries=100, prefix_hits=60)
+    await until(lambda: fake.service.session.stats.num_tier_blocks == 7)
     seen = await metrics(fake)
-    assert seen["inflight_swapped_blocks"] == 7
+    assert seen["inflight_tier_blocks"] == 7
     assert (seen["vllm:prefix_cache_queries_total"], seen["vllm:prefix_cache_hits_total"]) == (100, 60)

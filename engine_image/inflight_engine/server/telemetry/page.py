@@ -37,6 +37,10 @@ class Gauges:
     revision: int = 0
 
 
+HOST_TIER = "host"
+"""Label of the tier in host memory."""
+
+
 class EngineMetrics(Collector):
     """The metrics of one engine.
 
@@ -112,6 +116,8 @@ def _engine_state(page: Families, demand: Demand, now: Gauges) -> None:
 
 def _counters(page: Families, counts: Counts, load: Load) -> None:
     since_start = counts.since_start(load.stats)
+    runner = None if load.ready is None else load.ready.runner
+    block_bytes = 0 if runner is None else runner.kv_bytes_per_token * runner.block_size
     page.counter("vllm:num_preemptions", "Preemptions of requests.", since_start["num_preemptions"])
     page.counter("vllm:prompt_tokens", "Prompt tokens of requests that completed prefill.", counts.prompt_tokens)
     page.counter("vllm:generation_tokens", "Generated tokens.", counts.generation_tokens)
@@ -128,6 +134,23 @@ def _counters(page: Families, counts: Counts, load: Load) -> None:
         "inflight_step_out_of_memory",
         "Steps for which device memory did not suffice; they were split or failed.",
         since_start["num_out_of_memory"],
+    )
+    for name, documentation, number in (
+        ("inflight_tier_stored_bytes", "Bytes of KV blocks copied to a tier behind the device.", "num_stored_blocks"),
+        ("inflight_tier_loaded_bytes", "Bytes of KV blocks loaded from a tier.", "num_loaded_blocks"),
+    ):
+        page.counters(name, documentation, ("tier",), [((HOST_TIER,), since_start[number] * block_bytes)])
+    page.counters(
+        "inflight_tier_hit_blocks",
+        "KV blocks of started requests that were found in a tier and loaded.",
+        ("tier",),
+        [((HOST_TIER,), since_start["num_loaded_blocks"])],
+    )
+    page.counters(
+        "inflight_tier_failed_blocks",
+        "KV blocks whose load failed, as they were not what was stored; their requests are computed anew.",
+        ("tier",),
+        [((HOST_TIER,), since_start["num_failed_loads"])],
     )
     page.counters(
         "vllm:request_success",
