@@ -161,7 +161,7 @@ class Workload:
             return
         self.work.append(expected)
         sampled = self.random.choices(range(VOCAB), k=len(owners))
-        damaged = [start.slot for start in plan.starts if start.host_block_ids and self.loading.random() < 0.1]
+        damaged = [start.slot for start in plan.starts if start.host_block_ids and self.loading.random() < 0.3]
         if damaged:
             self.scheduler.fail_loads(plan, damaged)
             self.damaged += len(damaged)

@@ -35,7 +35,7 @@ def request(order, service_class="default", prompt=10, max_tokens=1, state=Reque
         arrival_time=float(order),
         scheduling=Scheduling(service_class, priority),
         order=order,
-        state=RequestState.PREEMPTED,
+        state=state,
         num_preemptions=int(state is not RequestState.WAITING),
     )
 
@@ -89,7 +89,8 @@ def test_fair_charges_a_continued_request_to_its_tenant_and_not_to_its_class():
 @pytest.mark.parametrize("policy", ["fcfs", "sjf", "fair", "deadline"])
 def test_what_lost_its_slot_comes_before_everything_new_of_its_class_and_by_arrival(policy):
     waiting = queues(policy=policy)
-    for each in (request(0), request(5, max_tokens=90, state=RequestState.PREEMPTED), request(3, state=RequestState.PREEMPTED)):
+    state = RequestState.PREEMPTED
+    for each in (request(0), request(5, max_tokens=90, state=state), request(3, state=state)):
         waiting.push(each, 0)
     assert len(waiting) == 3
     assert waiting.head(0).order == 3
