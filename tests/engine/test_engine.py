@@ -440,7 +440,7 @@ class Heard:
     def added(self, request):
         self.log.append(("added", request.request_id))
 
-    def stepped(self, plan, work, ended, seconds, *, ahead=False, failed_slots=(), forced=()):
+    def stepped(self, plan, work, ended, seconds, *, ahead=False, failed_slots=(), failed_loads=(), forced=()):
         self.log.append(("stepped", plan.step, [each.request_id for each in ended], ahead))
 
     def failed(self, plan, work, seconds, *, ahead=False):

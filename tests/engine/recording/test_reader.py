@@ -144,7 +144,7 @@ def test_a_repetition_of_nothing_is_refused(path, lines):
 
 
 def test_a_slot_that_the_engine_did_not_have_is_refused(path, lines):
-    for named in (b"[6],[]", b"[],[[6,2]]"):
+    for named in (b"[6],[],[]", b"[],[6],[]", b"[],[],[[6,2]]"):
         step = b'["step",0,9,[0,0,0,0,0],1,[],false,%s]' % named
         assert "names slot 6 in line 2" in refusal(write(path, [lines[0], step]))
 

@@ -14,6 +14,7 @@ from inflight_engine.recording.lines import Added, Cancelled, PlanDigest, Prefil
 from inflight_engine.recording.reader import Recording
 from inflight_engine.recording.replay import Survey, replay
 from inflight_engine.request import SamplingParams
+from inflight_engine.cache.tiers import Stores
 from inflight_engine.scheduling.plan import BlockGrowth, Preemption, PrefillChunk, SlotStart, StepPlan
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.preemption import VICTIMS
@@ -212,7 +213,7 @@ def decisions(plan):
 )
 def test_another_scheduler_is_caught_in_the_first_step_that_it_plans_otherwise(tmp_path, changed, changes):
     path = tmp_path / "run.gz"
-    run = Workload(config(preemption="swap"), seed=6)
+    run = Workload(config(preemption="swap"), seed=8)
     path.write_bytes(run.run(3000))
     events = list(Recording(path).events())
     right, difference = changed(events, configuration=run.config)
@@ -261,7 +262,7 @@ def test_an_altered_plan_is_shown_in_its_step(events, changed, what):
         assert sum(line.strip().startswith("decode: ") for line in shown) == len(plan.decode_slots) - (
             what == "decode_slots"
         )
-        assert ("with 1977 cached" in difference.replayed) == (what == "starts")
+        assert ("with 1977 of" in difference.replayed) == (what == "starts")
         assert ("request 1979 from slot" in difference.replayed) == (what == "preemptions")
         assert (f"to {plan.prefills[0].start + 1977}" in difference.replayed if plan.prefills else False) == (
             what == "prefills"
@@ -280,8 +281,8 @@ def test_a_difference_reads_like_this(events, changed):
     assert replayed.startswith(f"  replayed: {len(plan.decode_slots)} decodes that read ")
     assert lines[0] == f"    released: slot {plan.releases[0]}"
     assert (
-        f"    started: request {start.request_id} in slot {start.slot} with {start.num_computed_tokens} cached of "
-        f"{len(start.token_ids)} tokens"
+        f"    started: request {start.request_id} in slot {start.slot} with {start.num_computed_tokens} of "
+        f"{len(start.token_ids)} tokens cached"
     ) in lines
     assert lines[-1].startswith("    decode: request ")
     assert any(line.endswith(f" in slot {slot}") for line in lines)
@@ -290,20 +291,21 @@ def test_a_difference_reads_like_this(events, changed):
 def a_plan(**fields):
     plan = StepPlan(
         step=4,
-        preemptions=(Preemption(3, 12, np.arange(2, dtype=np.int32), (0, 1)),),
+        preemptions=(Preemption(3, 12),),
         releases=(3, 5),
         starts=(SlotStart(3, 13, np.arange(70, dtype=np.int32), 70, 32, SamplingParams(9), np.arange(5), ()),),
         growth=BlockGrowth(np.array([1]), np.array([2]), np.array([7], np.int32)),
         prefills=(PrefillChunk(3, 32, 38, True),),
         decode_slots=np.array([0, 1, 2]),
         num_tokens=41,
+        stores=Stores(np.arange(2, dtype=np.int32), np.arange(4, 6, dtype=np.int32)),
     )
     return altered(plan, **fields)
 
 
 def test_a_digest_is_the_same_on_every_machine():
     assert PlanDigest().of(a_plan()) == 4034124842
-    nothing = {"preemptions": (), "releases": (), "starts": (), "prefills": (), "num_tokens": 3}
+    nothing = {"preemptions": (), "releases": (), "starts": (), "prefills": (), "num_tokens": 3, "stores": None}
     assert PlanDigest().of(a_plan(**nothing)) == 1334598860
     digests = PlanDigest()
     assert [digests.of(a_plan()), digests.of(a_plan(**nothing)), digests.of(a_plan())] == [
@@ -321,7 +323,8 @@ def test_a_digest_does_not_depend_on_how_slots_are_stored(dtype):
 def test_a_digest_leaves_out_the_step_and_its_blocks_and_tokens():
     plan = a_plan()
     start = altered(plan.starts[0], token_ids=np.zeros(70, np.int32), block_ids=np.arange(5, 10))
-    others = {"step": 5, "growth": None, "starts": (start,)}
+    stores = Stores(np.arange(6, 8, dtype=np.int32), np.arange(2, dtype=np.int32))
+    others = {"step": 5, "growth": None, "starts": (start,), "stores": stores}
     assert PlanDigest().of(altered(plan, **others)) == PlanDigest().of(plan)
 
 
@@ -330,7 +333,7 @@ def test_every_decision_changes_the_digest():
     one, start, chunk = plan.preemptions[0], plan.starts[0], plan.prefills[0]
     others = [
         *(a_plan(preemptions=(altered(one, **each),)) for each in ({"slot": 4}, {"request_id": 9})),
-        a_plan(preemptions=(altered(one, host_block_ids=()),)),
+        a_plan(stores=None),
         *(a_plan(releases=each) for each in ((3,), (5, 3), (3, 6))),
         *(a_plan(starts=(altered(start, **{field: 30}),)) for field in ("slot", "request_id", "num_computed_tokens")),
         *(a_plan(starts=each) for each in ((), (start, start), (altered(start, host_block_ids=(3,)),))),

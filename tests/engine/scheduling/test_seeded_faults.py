@@ -494,15 +494,15 @@ FAULTS = {
     "what was used last is evicted first": Fault(
         wrap("running.pool", "free", lambda free, blocks: free(blocks[::-1])), "used less recently"
     ),
-    "blocks are copied out in another order": Fault(falsify(copies_out_elsewhere), "something else", TIER),
-    "blocks are loaded in another order": Fault(falsify(copies_back_in_another_order), "something else", TIER),
+    "blocks are copied out in another order": Fault(falsify(copies_out_elsewhere), "something else|do not hold", TIER),
+    "blocks are loaded in another order": Fault(falsify(copies_back_in_another_order), "do not hold its tokens", TIER),
     "a block is not copied out": Fault(falsify(copies_too_few), "not what the device lost", TIER),
     "places of the tier leak": Fault(
-        wrap("offload", "release", lambda release: None), "host blocks leaked|should be|not what the device lost", TIER
+        wrap("offload", "release", lambda release: None), "host blocks leaked|should be|two contents", TIER
     ),
     "what is loaded is given up in the same plan": Fault(
         stores_over_what_is_loaded,
-        "host blocks leaked|should be|not what the device lost|something else",
+        "host blocks leaked|should be|two contents|do not hold its tokens",
         TIER | {"num_host_blocks": 9},
     ),
     "what a failed step did not load or copy out is found": Fault(
