@@ -143,8 +143,8 @@ class SchedulingSettings:
     )
     preemption: PreemptionMode = setting(
         "auto",
-        "how KV blocks that left the cache come back to a request, a preempted one too: recompute, or swap, which loads "
-        "them from host memory where they are there; auto: the faster by measurement",
+        "how KV blocks that left the cache come back to a request, a preempted one too: recompute, or swap, which "
+        "loads those that host memory has; auto: the faster by measurement",
     )
     preemption_victim: VictimName = setting("last_arrived", "request that is preempted when the KV cache is full")
     prefix_caching: bool = setting(True, "disable the prefix cache")

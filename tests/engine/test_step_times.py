@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from inflight_cost.model import CostModel, StepWork
 from inflight_engine import engine_process
+from inflight_engine.cache.tiers import Stores
 from inflight_engine.engine import Engine
 from inflight_engine.execution.parallel import ranks
 from inflight_engine.messages import SHORT_STEP_SECONDS, LongStep
 from inflight_engine.request import SamplingParams
-from inflight_engine.cache.tiers import Stores
 from inflight_engine.scheduling.plan import PrefillChunk, StepPlan
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.step_times import FIRST_OF_A_SIZE, SAFETY, StepTimes

@@ -34,7 +34,7 @@ class BlockPool:
         num_free: blocks without owner, including cached ones.
         events: gets a record of content that is lost; of what is registered its caller, who knows the tokens, adds one.
             None: no records.
-        offload: called with the blocks whose content an allocation takes away, in the order in which they would be given
+        offload: called with the blocks whose content an allocation takes away, in the order in which they are given
             out, and with the hashes of their content; None: it is lost.
     """
 

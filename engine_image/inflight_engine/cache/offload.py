@@ -1,4 +1,4 @@
-"""What leaves the device's blocks and comes back to them: copies of steps between the KV cache and the tier behind it."""
+"""Copies of steps between the KV cache and the tier behind it: what leaves the device's blocks, and what comes back."""
 
 from __future__ import annotations
 

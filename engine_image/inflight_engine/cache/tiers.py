@@ -1,5 +1,5 @@
-"""Tiers of the KV cache behind the device: what content they hold, where, and what they give up. Numbers only: the runner
-has the bytes, and copies them in the order of the plans."""
+"""Tiers of the KV cache behind the device: what content they hold, where, and what they give up. Numbers only: the
+runner has the bytes, and copies them in the order of the plans."""
 
 from __future__ import annotations
 

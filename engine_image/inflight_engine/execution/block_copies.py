@@ -14,15 +14,15 @@ import torch
 from inflight_engine.execution.memory.staging import upload
 
 _SEED = 29
-"""Of the odd numbers that words are multiplied with."""
+"""Of the odd numbers that words are multiplied with, and checksum of zeros."""
 
 _PIECE_BYTES = 16 << 20
 """Bytes of one transfer: enough for the full speed of the bus."""
 
 
 class Checksums:
-    """Checksums of host blocks: sums of their words, each times an odd number of its own, so that any change of one word
-    changes the sum. No sum is 0, which is that of a block that was never stored.
+    """Checksums of host blocks: sums of their words, each times an odd number of its own, so that any change of one
+    word changes the sum. That of zeros is not 0, as which a block counts that was never stored.
 
     Args:
         row: a block, [words], of integers.
@@ -34,7 +34,9 @@ class Checksums:
         self._weights = odd.to(row.device)
         self._sums = torch.zeros(num_blocks, dtype=torch.int64, device=row.device)
 
-    def note(self, host_block_ids: torch.Tensor | slice, rows: torch.Tensor, products: torch.Tensor | None = None) -> None:
+    def note(
+        self, host_block_ids: torch.Tensor | slice, rows: torch.Tensor, products: torch.Tensor | None = None
+    ) -> None:
         """Take the checksums of what is stored. `products`: int64 of the shape of `rows`, to be overwritten."""
         self._sums[host_block_ids] = self._of(rows, products)
 
@@ -45,7 +47,7 @@ class Checksums:
         return (self._sums[host_block_ids] != self._of(rows, products)).sum()
 
     def _of(self, rows: torch.Tensor, products: torch.Tensor | None) -> torch.Tensor:
-        return torch.mul(rows, self._weights, out=products).sum(1) | 1 << 62
+        return torch.mul(rows, self._weights, out=products).sum(1) + _SEED
 
 
 class DirectCopies:

@@ -127,7 +127,8 @@ class PlansInFlight:
         return self._discarded.get(plan.step, _NO_SLOTS)
 
     def _forget_blocks(self) -> set[int]:
-        """Unregister the blocks that plans in flight made findable, and forget what they copy out; returns the blocks."""
+        """Unregister the blocks that plans in flight made findable, and forget what they copy out; returns these
+        blocks."""
         blocks = {block for registered in self._registered.values() for block in registered}
         self._running.pool.unregister(sorted(blocks))
         self._registered.clear()

@@ -59,7 +59,6 @@ class TierMachine(RuleBasedStateMachine):
     def release(self):
         for places, names in self.held:
             self.tier.release(places)
-        for places, names in self.held:
             last = [name for name in reversed(names) if name in self.order]
             self.order = [name for name in self.order if name not in last] + last
         self.held.clear()
@@ -78,7 +77,7 @@ class TierMachine(RuleBasedStateMachine):
 
     def teardown(self):
         self.release()
-        indices, places = self.tier.reserve([b"new %d" % number for number in range(self.PLACES)])
+        _, places = self.tier.reserve([b"new %d" % number for number in range(self.PLACES)])
         assert len(places) == self.PLACES, "places are held by nobody"
 
 

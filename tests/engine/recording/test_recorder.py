@@ -280,7 +280,16 @@ def test_steps_with_another_context_or_after_a_failed_one_do_not_repeat():
     assert failed[-3:] == [[3], [], []]
     assert loaded[-3:] == [[], [3], []]
     assert forced[-3:] == [[], [], [[3, 2]]]
-    assert [line[0] for line in lines(sink.content)[1:]] == ["step", "step", "step", "step", "same", "step", "step", "step"]
+    assert [line[0] for line in lines(sink.content)[1:]] == [
+        "step",
+        "step",
+        "step",
+        "step",
+        "same",
+        "step",
+        "step",
+        "step",
+    ]
 
 
 def test_a_failed_step_is_told_from_one_that_gave_no_end():

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace as altered
 
+from inflight_engine.cache.tiers import Stores
 from inflight_engine.recording import replay as replay_module
 from inflight_engine.recording.lines import Added, Cancelled, PlanDigest, PrefillCostChanged, Step, TimePassed
 from inflight_engine.recording.reader import Recording
 from inflight_engine.recording.replay import Survey, replay
 from inflight_engine.request import SamplingParams
-from inflight_engine.cache.tiers import Stores
 from inflight_engine.scheduling.plan import BlockGrowth, Preemption, PrefillChunk, SlotStart, StepPlan
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.preemption import VICTIMS

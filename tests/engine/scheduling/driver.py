@@ -92,7 +92,7 @@ class Driver:
         late_tokens: sampled for requests that had ended. put_back: requests that a broken step before theirs cost
             their slot. misled: those that found blocks of a step one of whose chunks was not computed. waited: how
             often nothing was planned before the tokens of the step under way. forced: tokens that requests got without
-            sampling them. damaged: loads of something else than was stored. unforced: how often there was no room for such.
+            sampling them. damaged: loads of what was not stored. unforced: how often there was no room for such.
     """
 
     def __init__(

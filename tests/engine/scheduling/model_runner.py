@@ -5,8 +5,9 @@ which block, and what every entry of every device and host block holds, and rais
 
 The "model" is a hash of all tokens before. An entry of a block holds the hash of the tokens up to its own (its
 "stamp"), as the keys and values of a real model depend on all tokens before. A chunk or a decode writes stamps, a copy
-to or from host memory copies them, a prefix hit finds them. So a wrong hit, a block given to somebody else while it was owned, a copy in the
-wrong order or a token computed too few times is a wrong stamp, and it is noticed when the entry is next read.
+to or from host memory copies them, a prefix hit finds them. So a wrong hit, a block given to somebody else while it was
+owned, a copy in the wrong order or a token computed too few times is a wrong stamp, and it is noticed when the entry is
+next read.
 """
 
 from __future__ import annotations

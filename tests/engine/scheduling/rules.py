@@ -94,7 +94,8 @@ class Rules:
         requests: that did not end, in order of arrival.
         queues: those of them that have no slot. refused: who of these was next and did not fit. num_passed: times that
             somebody was admitted before one of them.
-        num_preemptions: since start. num_loaded: blocks loaded from the tier. num_throttled: steps with a budget below the running decodes.
+        num_preemptions: since start. num_loaded: blocks loaded from the tier.
+        num_throttled: steps with a budget below the running decodes.
     """
 
     def __init__(self, config: SchedulerConfig, runner: ModelRunner) -> None:

@@ -221,7 +221,7 @@ def test_what_the_cache_evicted_is_loaded_by_a_later_turn_of_the_conversation(pr
     for other in range(1, 4):
         driver.add(other, [other] * 14, 2)
         driver.run()
-    driver.add(9, first + [7, 7], 2)
+    driver.add(9, [*first, 7, 7], 2)
     plan = driver.step()
     (start,) = plan.starts
     assert len(start.host_block_ids) == (4 if prefix_caching else 0)
