@@ -304,14 +304,14 @@ def a_plan(**fields):
 
 
 def test_a_digest_is_the_same_on_every_machine():
-    assert PlanDigest().of(a_plan()) == 4034124842
+    assert PlanDigest().of(a_plan()) == 3279010331
     nothing = {"preemptions": (), "releases": (), "starts": (), "prefills": (), "num_tokens": 3, "stores": None}
     assert PlanDigest().of(a_plan(**nothing)) == 1334598860
     digests = PlanDigest()
     assert [digests.of(a_plan()), digests.of(a_plan(**nothing)), digests.of(a_plan())] == [
-        4034124842,
+        3279010331,
         1334598860,
-        4034124842,
+        3279010331,
     ]
 
 
