@@ -205,7 +205,7 @@ def decisions(plan):
         *({"policy": policy} for policy in sorted(POLICIES) if policy not in (CONFIG.policy, "deadline")),
         *({"preemption_victim": victim} for victim in sorted(VICTIMS) if victim != CONFIG.preemption_victim),
         {"kv_headroom": 0.3},
-        {"prefix_caching": False},
+        {"prefix_caching": False, "preemption": "recompute"},
         {"preemption": "recompute"},
         {"num_blocks": CONFIG.num_blocks - 1},
     ],
