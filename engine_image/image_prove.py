@@ -18,6 +18,7 @@ from pathlib import Path
 SERVING_MODULES = (
     "accelerate",
     "fastapi",
+    "grpc.aio",
     "httptools",
     "huggingface_hub",
     "jinja2",
@@ -27,11 +28,13 @@ SERVING_MODULES = (
     "opentelemetry.sdk.trace",
     "prometheus_client",
     "safetensors.torch",
+    "smg_grpc_proto.generated.vllm_engine_pb2",
     "tokenizers",
     "transformers.modeling_utils",
     "uvicorn",
     "uvloop",
     "yaml",
+    "zmq",
 )
 
 

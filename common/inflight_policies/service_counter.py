@@ -3,7 +3,9 @@ Language Models" (OSDI), for tenants and service classes."""
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
+from itertools import pairwise
 
 from inflight_policies.lazy_heap import LazyHeap
 
@@ -42,6 +44,11 @@ class _Counter:
 
     def at(self, clock: int) -> int:
         return self.base + self.rate * clock
+
+    def stays_behind(self, other: _Counter, clock: int) -> float:
+        """Returns a clock up to which this client is behind another that it is behind now, while neither is charged."""
+        gain = other.rate - self.rate
+        return math.inf if gain <= 0 else clock + max(0, (self.at(clock) - other.at(clock) - 1) // gain)
 
     def set_rate(self, rate: int, clock: int) -> None:
         self.base += (self.rate - rate) * clock
@@ -113,16 +120,23 @@ class ServiceCounters:
                     least, least_client = service, client
         return least_client
 
-    def firsts(self, count: int, clock: int) -> list[str]:
-        """Returns the waiting clients with the least service, in order; all where fewer wait."""
+    def firsts(self, count: int, clock: int) -> tuple[list[str], float]:
+        """Returns the waiting clients with the least service, in order; all where fewer wait. And a clock up to which
+        they are the same, while nothing else happens to any client."""
         found: list[str] = []
         while len(found) < count and (least := self.least(clock)) is not None:
             self._waiting[self._counters[least].rate].remove(least)
             found.append(least)
-        for client in found:
-            counter = self._counters[client]
+        counters = [self._counters[client] for client in found]
+        until = math.inf
+        if len(self._waiting) > 1:
+            until = min((after.stays_behind(before, clock) for before, after in pairwise(counters)), default=until)
+            for heap in self._waiting.values():
+                if (first := self._first(heap)) is not None:
+                    until = min(until, self._counters[first[1]].stays_behind(counters[-1], clock))
+        for client, counter in zip(found, counters, strict=True):
             self._waiting[counter.rate].push(client, counter.key)
-        return found
+        return found, until
 
     def start_waiting(self, client: str, rank: int, clock: int, unit: int | None = None) -> None:
         """Adds a client whose first request waits. Args: rank: unlike any other client's. unit: None: as before."""

@@ -24,6 +24,7 @@ class EngineConfig(SchedulingSettings):
 
     Attributes:
         model: `builtin://smollm2`, a folder with a Hugging Face model, or a Hugging Face name (also `hf://NAME`).
+        block_events: report which blocks can be found by content, and which are lost.
     """
 
     model: str
@@ -87,3 +88,4 @@ class EngineConfig(SchedulingSettings):
     )
     log_level: LogLevel = setting("info", "debug adds a line for each request")
     log_format: LogFormat = setting("text", "json: one JSON object a line, in all processes")
+    block_events: bool = False

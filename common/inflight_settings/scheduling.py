@@ -147,7 +147,7 @@ class SchedulingSettings:
         "loads those that host memory has; auto: the faster by measurement",
     )
     preemption_victim: VictimName = setting("last_arrived", "request that is preempted when the KV cache is full")
-    prefix_caching: bool = setting(True, "disable the prefix cache")
+    prefix_caching: bool = setting(True, "disable the prefix cache, and with it the host memory behind it")
 
     def __post_init__(self) -> None:
         if self.policy is None:
@@ -158,6 +158,11 @@ class SchedulingSettings:
         for name, each in settings_of(kind).items():
             if each.choices and getattr(self, name) not in each.choices:
                 raise ValueError(f"{name} must be one of {', '.join(each.choices)}, not {getattr(self, name)!r}")
+
+    @property
+    def keeps_evicted(self) -> bool:
+        """Whether blocks that the prefix cache evicts are kept elsewhere, where there is memory for them."""
+        return self.prefix_caching and self.preemption != "recompute"
 
     @property
     def ttft_targets(self) -> dict[str, float]:

@@ -60,6 +60,14 @@ class ServerSettings:
         le=65535,
         metavar="PORT",
     )
+    grpc_port: int | None = setting(
+        None,
+        "port for vLLM's gRPC API, service VllmEngine of smg-grpc-proto, which routers call; 0 takes a free one "
+        "(default: no gRPC)",
+        ge=0,
+        le=65535,
+        metavar="PORT",
+    )
     serving_metrics: bool = setting(True, "with --admin-port: /metrics is there only")
     served_model_names: tuple[str, ...] = setting(
         (),
@@ -131,6 +139,13 @@ class ServerSettings:
         "504; an answer may take any time while tokens come",
         ge=0.001,
         unit="seconds",
+    )
+    kv_events_config: str | None = setting(
+        None,
+        "publish vLLM's KV cache events, for routers that read them: JSON with enable_kv_cache_events and the other "
+        "fields of vLLM's flag. The events hold the token ids of all requests, and whoever reaches the endpoint reads "
+        "them (default: no events)",
+        metavar="JSON",
     )
     drain_delay: float = setting(
         0.0,

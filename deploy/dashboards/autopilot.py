@@ -21,7 +21,7 @@ from deploy.dashboards.queries import (
     value,
 )
 from deploy.dashboards.service import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, replicas
-from inflight_operator.decide.demand import MAX_ERROR
+from inflight_operator.decide.replicas.demand import MAX_ERROR
 
 _ARRIVED = "inflight_arrived_requests_total"
 _DECISIONS = "inflight_operator_service_decisions_total"

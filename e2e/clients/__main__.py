@@ -10,8 +10,8 @@ from pathlib import Path
 
 from e2e.clients.environment import lock
 from e2e.clients.results import Results
-from e2e.clients.run import WAYS, run_all
-from e2e.clients.suites import SUITES, Suite
+from e2e.clients.run import run_all
+from e2e.clients.suites import SUITES, WAYS, Suite
 from tools.localcluster.progress import to_stdout
 from tools.measure.report import Rows, table
 from tools.signals import exit_code, exit_on_signals
@@ -50,8 +50,8 @@ def _suites(text: str) -> tuple[Suite, ...]:
 
 def rows(found: dict[Suite, dict[str, Results | str]]) -> Rows:
     """A row for each suite, a column for each way."""
-    ways = [*next(iter(found.values()))]
-    results = [[suite.name, suite.client, *(str(each[way]) for way in ways)] for suite, each in found.items()]
+    ways = [way for way in WAYS if any(way in each for each in found.values())]
+    results = [[suite.name, suite.client, *(str(each.get(way, "")) for way in ways)] for suite, each in found.items()]
     return [["suite", "client", *ways], *results]
 
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from e2e.clients.environment import command, environment
 from e2e.clients.results import Results, read
-from e2e.clients.suites import FOLDER, Suite
+from e2e.clients.suites import DIRECT, FOLDER, GATEWAY, Suite
 from inflight_engine.models.checkpoints.source import resolve
 from inflight_engine.models.tokens.tokenizer import load_tokenizer
 from tools.bench.gateway.stack import gateways
 from tools.measure import served
-from tools.measure.served import log_end, served_engine
+from tools.measure.served import free_port, log_end, served_engine
 
 MODEL = "smollm2"
-DIRECT, GATEWAY = "direct", "gateway"
-WAYS = (DIRECT, GATEWAY)
+GRPC = "grpc"
+"""Name of the engine's gRPC port among the addresses of ways."""
 SUITE_SECONDS = 900
 
 GENERATION = {"temperature": 0.0, "max_new_tokens": 512}
@@ -39,7 +39,7 @@ def write_tokenizer(folder: Path) -> None:
 
 @contextmanager
 def servers(folder: Path) -> Iterator[dict[str, str]]:
-    """An engine and a gateway in front of it. Yields the address by way.
+    """An engine and a gateway in front of it. Yields the address by way, and that of `GRPC`.
 
     Raises:
         RuntimeError: a process did not become ready; the message has the end of its log.
@@ -47,19 +47,21 @@ def servers(folder: Path) -> Iterator[dict[str, str]]:
     defaults = folder / "generation"
     defaults.mkdir(parents=True)
     (defaults / "generation_config.json").write_text(json.dumps(GENERATION))
-    with served_engine(folder / "engine.log", *_FLAGS, "--generation-config", str(defaults)) as engine:
+    grpc = free_port()
+    flags = (*_FLAGS, "--generation-config", str(defaults), "--grpc-port", str(grpc))
+    with served_engine(folder / "engine.log", *flags) as engine:
         service = {"name": MODEL, "endpoints": [engine.removeprefix("http://")], "max_num_seqs": 256}
         # Clients have an address and a name of a model, and no name of a host that is a service's.
         with gateways(folder / "gateway", [service], flags=("--model-namespace", "default")) as running:
-            yield {DIRECT: engine, GATEWAY: f"http://127.0.0.1:{running.pods[0].port}"}
+            gateway = f"http://127.0.0.1:{running.pods[0].port}"
+            yield {DIRECT: engine, GATEWAY: gateway, GRPC: f"grpc://127.0.0.1:{grpc}"}
 
 
-def run(suite: Suite, url: str, engine: str, folder: Path) -> Results:
-    """Runs a suite against a server. Its output is in a file of `folder`.
+def run(suite: Suite, way: str, urls: Mapping[str, str], folder: Path) -> Results:
+    """Runs a suite on one way. Its output is in a file of `folder`.
 
     Args:
-        url: of the server.
-        engine: address of the engine behind it, which has the specification.
+        urls: of `servers`. The engine has the specification, on every way.
 
     Raises:
         ValueError: the suite left no report; the message has the end of its output.
@@ -69,7 +71,8 @@ def run(suite: Suite, url: str, engine: str, folder: Path) -> Results:
     report.unlink(missing_ok=True)
     tests = ("python", "-m", "pytest", *_PYTEST, f"--rootdir={FOLDER}", f"--junitxml={report}", *suite.options)
     write_tokenizer(folder / "tokenizer")
-    places = {"INFLIGHT_URL": url, "INFLIGHT_ENGINE": engine, "INFLIGHT_TOKENIZER": str(folder / "tokenizer")}
+    places = {"INFLIGHT_URL": urls[way], "INFLIGHT_ENGINE": urls[DIRECT], "INFLIGHT_GRPC": urls[GRPC]}
+    places["INFLIGHT_TOKENIZER"] = str(folder / "tokenizer")
     with log.open("wb") as output:
         try:
             subprocess.run(
@@ -84,7 +87,7 @@ def run(suite: Suite, url: str, engine: str, folder: Path) -> Results:
         except subprocess.TimeoutExpired:
             raise ValueError(f"{suite.name} took longer than {SUITE_SECONDS} s: {log_end(log)}") from None
     try:
-        return read(report, suite, DIRECT if url == engine else GATEWAY)
+        return read(report, suite, way)
     except ValueError as error:
         raise ValueError(f"{error}: {log_end(log, 5)}") from None
 
@@ -101,8 +104,10 @@ def run_all(
         for suite in suites:
             found[suite] = {}
             for way in ways:
+                if way not in suite.ways:
+                    continue
                 try:
-                    result: Results | str = run(suite, urls[way], urls[DIRECT], folder / way)
+                    result: Results | str = run(suite, way, urls, folder / way)
                 except ValueError as error:
                     result = str(error)
                 say(f"{suite.name}, {way}: {result}")

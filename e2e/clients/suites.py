@@ -9,6 +9,9 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 
+DIRECT, GATEWAY = "direct", "gateway"
+WAYS = (DIRECT, GATEWAY)
+
 PYTEST = "pytest==9.2.0"
 
 _NO_IMAGES = "models read text only"
@@ -22,12 +25,14 @@ class Suite:
         name: for `--only`; names the file of tests and that of pins too.
         requirements: that are installed beside pytest; the first is the client. `pins` has all of their dependencies.
         options: of pytest.
+        ways: that lead from the client to the engine; the gateway forwards HTTP only.
         known: reason by pattern (`fnmatch`) of the ids of tests that do not pass, each behind `direct` or `gateway`.
     """
 
     name: str
     requirements: tuple[str, ...]
     options: tuple[str, ...] = ()
+    ways: tuple[str, ...] = WAYS
     known: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -79,4 +84,5 @@ SUITES = (
         },
     ),
     Suite("lm-eval", ("lm-eval[api]==0.4.13", "transformers==5.23.0")),
+    Suite("smg", ("smg==1.13.0", "openai==3.54.0"), ways=(DIRECT,)),
 )

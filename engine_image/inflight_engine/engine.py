@@ -12,12 +12,14 @@ import numpy as np
 
 from inflight_cost.model import StepWork
 from inflight_engine import logs
+from inflight_engine.block_events import BlockEvent
 from inflight_engine.grammars.waiting import CompilingRequests
 from inflight_engine.measurements import Measurements
 from inflight_engine.messages import (
     SHORT_STEP_SECONDS,
     AddRequest,
     Admission,
+    BlocksChanged,
     CancelRequest,
     Configure,
     Configured,
@@ -39,7 +41,7 @@ from inflight_engine.step_executor import StepExecutor
 from inflight_engine.step_reports import StepReports, finished
 from inflight_engine.step_times import StepTimes
 from inflight_engine.step_work import work_of
-from inflight_engine.swap_rates import SwapRateMeter
+from inflight_engine.load_rates import LoadRateMeter
 
 log = logging.getLogger(__name__)
 
@@ -77,9 +79,10 @@ class Engine:
 
     Args:
         recorder: writes all inputs and decisions of the scheduler; None: nothing is recorded.
-        swap_rates: measures when loading keys and values is cheaper than computing them; None: there is no tier.
+        load_rates: measures when loading keys and values is cheaper than computing them; None: there is no tier.
         step_times: predicts what a step may take.
         announce: called before a step that may take long is computed, and before one with starts to be announced.
+        block_events: the records of the scheduler's block pool; None: it makes none.
         compiling: compiles the grammars of requests; None: no request has one.
         device_failed: whether no further step can succeed after this error.
         clock: monotonic seconds.
@@ -91,9 +94,10 @@ class Engine:
         runner: StepExecutor,
         *,
         recorder: Recorder | None = None,
-        swap_rates: SwapRateMeter | None = None,
+        load_rates: LoadRateMeter | None = None,
         step_times: StepTimes | None = None,
         announce: Callable[[LongStep | Starting], None] = lambda step: None,
+        block_events: list[BlockEvent] | None = None,
         compiling: CompilingRequests | None = None,
         device_failed: Callable[[Exception], bool] = lambda error: False,
         clock: Callable[[], float] = time.monotonic,
@@ -102,9 +106,10 @@ class Engine:
         self._runner = runner
         self._recorder = recorder
         self._inputs = SchedulerInputs(scheduler, recorder)
-        self._measurements = Measurements(self._inputs, step_times or StepTimes(), swap_rates)
+        self._measurements = Measurements(self._inputs, step_times or StepTimes(), load_rates)
         self._reports = StepReports(scheduler)
         self._announce = announce
+        self._block_events = block_events
         self._compiling = compiling
         self._device_failed = device_failed
         self._clock = clock
@@ -156,6 +161,14 @@ class Engine:
         if ahead:
             self._in_flight = self._launch()
         return self._take_in(step, ahead=ahead)
+
+    def blocks_changed(self) -> BlocksChanged | None:
+        """Return what happened to the prefix cache since the last call, if anything did."""
+        if not self._block_events:
+            return None
+        changed = BlocksChanged(self._block_events.copy())
+        self._block_events.clear()
+        return changed
 
     def prepare(self) -> None:
         """Do what the first request with a grammar would wait for; some tenths of a second, once."""

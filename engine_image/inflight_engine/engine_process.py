@@ -14,12 +14,15 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 from llguidance import LLTokenizer
 
 from inflight_engine import logs
 from inflight_engine import placement as placing
+from inflight_engine.block_events import BlockEvent
+from inflight_engine.cache.block_pool import BlockPool
 from inflight_engine.channel import ChannelClosedError, EngineChannel
 from inflight_engine.engine import Engine
 from inflight_engine.grammars.compiled import Grammars
@@ -29,7 +32,7 @@ from inflight_engine.recording.recorder import Recorder
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.step_times import StepTimes
-from inflight_engine.swap_rates import SwapRateMeter
+from inflight_engine.load_rates import LoadRateMeter
 from inflight_engine.torch_environment import let_segments_grow, let_threads_sleep
 from inflight_engine.warm_up import reach_kernels, warm_up
 from inflight_settings.engine import EngineConfig
@@ -78,7 +81,8 @@ def load(
         num_host_blocks=info.num_host_blocks,
         **config.scheduling,
     )
-    scheduler = Scheduler(scheduler_config)
+    block_events: list[BlockEvent] | None = [] if config.block_events else None
+    scheduler = Scheduler(scheduler_config, make_pool=partial(BlockPool, events=block_events))
     recorder = None
     if config.record is not None:
         recorder = Recorder.to_file(config.record, scheduler_config, scheduler.is_cached)
@@ -95,9 +99,10 @@ def load(
         recorder=recorder,
         step_times=step_times,
         announce=announce,
+        block_events=block_events,
         compiling=CompilingRequests(grammars, wake),
         device_failed=device_failed,
-        swap_rates=None if info.copy_tokens_per_second is None else SwapRateMeter(info.copy_tokens_per_second),
+        load_rates=None if info.copy_tokens_per_second is None else LoadRateMeter(info.copy_tokens_per_second),
     )
     return engine, EngineReady(capacity, info)
 
@@ -130,6 +135,9 @@ def serve(engine: Engine, channel: EngineChannel) -> None:
                 channel.send(answer)
         if engine.has_work:
             channel.send(engine.step())
+            changed = engine.blocks_changed()
+            if changed is not None:
+                channel.send(changed)
 
 
 def start(channel: EngineChannel) -> Engine | None:

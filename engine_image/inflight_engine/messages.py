@@ -11,6 +11,7 @@ from typing import TypeAlias
 import msgspec
 
 from inflight_cost.model import CostModel, StepWork
+from inflight_engine.block_events import BlockEvent
 from inflight_engine.output import Pooled, PromptLogprobs, TokenLogprobs
 from inflight_engine.request import FinishReason, SamplingParams, Scheduling
 from inflight_engine.runner_info import RunnerInfo
@@ -227,6 +228,12 @@ class RecordFlushed(msgspec.Struct, frozen=True, tag=True):
     call_id: int
 
 
+class BlocksChanged(msgspec.Struct, frozen=True, tag=True):
+    """Blocks can be found by content from now on, or are lost, in order; where `EngineConfig.block_events` is set."""
+
+    events: list[BlockEvent]
+
+
 class EngineFailed(msgspec.Struct, frozen=True, tag=True):
     """The engine process cannot go on; `message` is one sentence a person can act on."""
 
@@ -234,4 +241,6 @@ class EngineFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 ToEngine: TypeAlias = AddRequest | CancelRequest | Configure | StepCost | FlushRecord | Shutdown
-FromEngine: TypeAlias = EngineReady | LongStep | Starting | StepReport | Configured | RecordFlushed | EngineFailed
+FromEngine: TypeAlias = (
+    EngineReady | LongStep | Starting | StepReport | Configured | RecordFlushed | BlocksChanged | EngineFailed
+)

@@ -6,10 +6,13 @@ import argparse
 import json
 import re
 
+from pydantic import ValidationError
+
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import CLASS_EXPECTED, CLASS_PATTERN
 from inflight_base.manifest.units import Share, parse_share
-from inflight_operator.api.observability import ENDPOINT_PATTERN
+from inflight_operator.api.engine.observability import ENDPOINT_PATTERN
+from inflight_operator.api.pods.network import Peer, peer_problem
 from inflight_settings.flag_types import between, matching, whole
 
 ratio = between(0, 1)
@@ -40,10 +43,18 @@ def gateway_service(text: str) -> str:
 def peers(text: str) -> tuple[Manifest, ...]:
     try:
         peers = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         peers = None
-    if not isinstance(peers, list) or not all(isinstance(peer, dict) for peer in peers):
+    if not isinstance(peers, list):
         raise argparse.ArgumentTypeError("it must be a JSON list of NetworkPolicyPeer objects")
+    for number, peer in enumerate(peers):
+        try:
+            problem = peer_problem(Peer.model_validate(peer, by_alias=True, by_name=False))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            problem = ".".join(str(part) for part in first["loc"]) + f": {first['msg']}"
+        if problem:
+            raise argparse.ArgumentTypeError(f"item {number}: {problem.removeprefix(': ')}")
     return tuple(peers)
 
 

@@ -116,7 +116,7 @@ class LiveKey(Generic[Key]):
         try:
             return self.read({name: base64.b64decode(value, validate=True) for name, value in data.items()})
         except (binascii.Error, UnicodeDecodeError, UnusableKeyError) as error:
-            raise UnusableKeyError(f"Secret {self._namespace}/{self._name}: {error}") from error
+            raise UnusableKeyError(f"Secret {self._namespace}/{secret['metadata']['name']}: {error}") from error
 
 
 def long_enough(key: bytes) -> bytes:
@@ -194,11 +194,17 @@ class LiveGatewayKey(LiveKey[GatewayKey]):
 
     async def first(self) -> dict[str, str]:
         """Returns the data of the Secret that all releases of a namespace shared up to release 0.2, where there is one:
-        gateway pods and engines know its key. Otherwise a new key."""
+        gateway pods and engines know its key. Otherwise, and if that key is unusable, a new key."""
         if self._name != COMMON_GATEWAY_KEY_SECRET_NAME:
             common = await self._api.get("Secret", self._namespace, COMMON_GATEWAY_KEY_SECRET_NAME)
             if common is not None and OF_INFLIGHT.items().isdisjoint((common["metadata"].get("labels") or {}).items()):
-                return dict(common.get("data") or {})
+                try:
+                    self._read(common)
+                except UnusableKeyError as error:
+                    where = f"{self._namespace}/{self._name}"
+                    logger.warning("Secret %s gets a new key, none is taken over: %s", where, error)
+                else:
+                    return dict(common["data"])
         return await super().first()
 
     def fresh(self) -> dict[str, bytes]:

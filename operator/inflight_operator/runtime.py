@@ -24,6 +24,7 @@ from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import DEFAULT_CLASS, KIND
 from inflight_base.manifest.units import Share
+from inflight_operator import memory
 from inflight_operator.apply.engines import EngineClient, LimitsPusher
 from inflight_operator.apply.kube import OperatorApi
 from inflight_operator.clock import Clock
@@ -114,6 +115,7 @@ async def run_operator(options: Options) -> int:
         ConnectError: no usable configuration for the API server.
         OSError: the metrics port is in use, or the recording folder cannot be created.
     """
+    memory.keep_little()
     return_code, recorder = 0, _recorder(options)
     configuration = await load_configuration(options.kubeconfig)
     metrics, heartbeat, cache, working = (
@@ -136,7 +138,9 @@ async def run_operator(options: Options) -> int:
             admin_key = LiveAdminKey(api, own_namespace, options.key_secret)
             every, clock = ReconcilerSettings(interval=options.interval), Clock()
             stretch = Stretch()
-            pool = ScrapePool(options.interval, span=every.span, stretch=lambda: stretch.factor)
+            pool = ScrapePool(
+                options.interval, span=every.span, stale_after=every.stale_after, stretch=lambda: stretch.factor
+            )
             metrics.count_scrapes(lambda: (pool.counts.done, pool.counts.failed))
             pusher = LimitsPusher(EngineClient(http), clock, leadership.leads if leadership else lambda: True)
 
@@ -190,6 +194,7 @@ async def run_operator(options: Options) -> int:
                 # waits. Rounds and pages make no cycles: what they replace of it is freed by its reference count.
                 gc.collect()
                 gc.freeze()
+                memory.give_back()
                 working.set()
                 try:
                     async with asyncio.TaskGroup() as acting:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from inflight_cost.model import StepWork
-from inflight_engine.cache.swap import SwapRates
+from inflight_engine.cache.loading import LoadRates
 from inflight_engine.request import Request, SamplingParams, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.plan import PrefillChunk, SlotStart, StepPlan
@@ -25,7 +25,7 @@ def simulate_continuous(
     config: SchedulerConfig,
     cost: Cost,
     passes: Passes = mixed,
-    rates: SwapRates | None = None,
+    rates: LoadRates | None = None,
 ) -> Run:
     """Run all of `arrivals`, which must be in order of arrival.
 
@@ -72,7 +72,7 @@ class _Engine:
         config: SchedulerConfig,
         cost: Cost,
         passes: Passes,
-        rates: SwapRates | None,
+        rates: LoadRates | None,
     ) -> None:
         num_slots = config.capacity.max_num_seqs
         self.arrivals = arrivals

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from inflight_operator.decide.decision import Decision
-from inflight_operator.decide.sentences import change_text, count, sentence
+from inflight_operator.decide.status.sentences import change_text, count, sentence
 from inflight_operator.reconcile.decide import decide
 from inflight_operator.recording.reader import Recording, RecordingError, Round, differences
 from inflight_simulator.errors import InputError

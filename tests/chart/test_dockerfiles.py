@@ -263,13 +263,16 @@ def test_the_engine_image_proves_what_it_installs():
     import image_prove
 
     modules = {
+        "grpcio": "grpc.aio",
         "huggingface-hub": "huggingface_hub",
         "jinja2": "jinja2",
         "opentelemetry-exporter-otlp-proto-http": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
         "opentelemetry-sdk": "opentelemetry.sdk.trace",
         "prometheus-client": "prometheus_client",
         "pyyaml": "yaml",
+        "pyzmq": "zmq",
         "safetensors": "safetensors.torch",
+        "smg-grpc-proto": "smg_grpc_proto.generated.vllm_engine_pb2",
         "transformers": "transformers.modeling_utils",
     }
     apart = {"torch", "numpy"}  # proved by more than an import

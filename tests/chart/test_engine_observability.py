@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from inflight_operator.api.observability import ENDPOINT_PATTERN
+from inflight_operator.api.engine.observability import ENDPOINT_PATTERN
 from inflight_operator.cli import build_parser
 
 CHART = Path(__file__).parents[2] / "helm" / "inflight"

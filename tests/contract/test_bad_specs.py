@@ -94,6 +94,10 @@ BAD = {
         "engine.extraArgs --trust-tenant-header and gateway.enabled exclude each other: engines behind the gateway"
         " believe the tenant that it signs",
     ),
+    "gRPC beside a gateway that signs all requests": (
+        {**gateway(auth={"apiKeysSecret": "keys"}), "engine": {"grpc": True}},
+        "engine.grpc and gateway.auth exclude each other",
+    ),
     "no attempt": (
         gateway(maxAttempts=0),
         "spec.gateway.maxAttempts in body should be greater than or equal to 1",

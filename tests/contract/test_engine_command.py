@@ -10,9 +10,9 @@ from inflight_base.manifest.units import parse_duration, parse_quantity
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.preemption import VICTIMS
 from inflight_engine.server.settings.flags import add_serve_flags, read_config
-from inflight_operator.api.engine import Engine
-from inflight_operator.api.scheduling import BOUNDS, Scheduling
-from inflight_operator.api.scheduling import ServiceClass as APIServiceClass
+from inflight_operator.api.engine.fields import Engine
+from inflight_operator.api.pods.scheduling import BOUNDS, Scheduling
+from inflight_operator.api.pods.scheduling import ServiceClass as APIServiceClass
 from inflight_operator.render.engines.inflight import engine_command
 from inflight_operator.render.plan import EngineObservability
 from inflight_settings.scheduling import PreemptionMode, ServiceClass

@@ -8,8 +8,8 @@ from inflight_engine.messages import SHORT_STEP_SECONDS
 from inflight_engine.server.engine.session import KILL_GRACE_SECONDS
 from inflight_engine.server.engine.supervisor import CHECK_SECONDS
 from inflight_operator.api.crd import crd
-from inflight_operator.api.engine import KVCache, Model, StartOptions
-from inflight_operator.api.scheduling import BOUNDS, ClassSLO, Scheduling, ServiceClass
+from inflight_operator.api.engine.fields import KVCache, Model, StartOptions
+from inflight_operator.api.pods.scheduling import BOUNDS, ClassSLO, Scheduling, ServiceClass
 from inflight_operator.api.setting import settings_in
 from inflight_operator.render.engine_flags import seconds
 from inflight_operator.render.engines.inflight import engine_probes
@@ -66,7 +66,7 @@ def test_the_kubelet_kills_a_pod_within_fifteen_seconds_where_the_api_process_do
 def test_the_windows_of_scaling_have_their_defaults_in_the_resource_alone():
     from dataclasses import MISSING, fields
 
-    from inflight_operator.decide.behavior import ScalingRules
+    from inflight_operator.decide.replicas.behavior import ScalingRules
 
     (window,) = (each for each in fields(ScalingRules) if each.name == "stabilization_window")
     assert window.default is MISSING

@@ -2,7 +2,7 @@
 
 import pytest
 
-from inflight_operator.api.engine_rules import TYPES_OF_FIELDS, VLLM_FLAGS
+from inflight_operator.api.engine.rules import TYPES_OF_FIELDS, VLLM_FLAGS
 from tests.contract.manifests import service_manifest
 
 pytestmark = pytest.mark.contract
@@ -36,6 +36,7 @@ OTHER_VALUES = {
     "engine.queueTimeout": "5s",
     "engine.requestTimeout": "5m",
     "engine.servingMetrics": False,
+    "engine.grpc": True,
     "engine.tracing.endpoint": "http://collector.observability.svc:4318",
     "engine.tracing.samplingRatio": 0.5,
     "engine.logs.format": "json",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from lupa.lua51 import LuaRuntime
 
-from inflight_operator.decide.conditions import Finding, summarized, unreadable
+from inflight_operator.decide.status.conditions import Finding, summarized, unreadable
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "argocd" / "inflight.dev" / "InferenceService" / "health.lua"
 

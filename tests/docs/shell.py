@@ -16,6 +16,7 @@ from inflight_kubectl.cli import cli
 from tests.docs.blocks import PROJECT, VALUES
 
 OTHERS = {
+    "base64",
     "cd",
     "curl",
     "cut",
@@ -24,12 +25,12 @@ OTHERS = {
     "git",
     "kill",
     "openssl",
-    "sleep",
-    "tar",
-    "unzip",
-    "base64",
-    "tools/bench/gpu.sh",
     "pip",
+    "sleep",
+    "smg",
+    "tar",
+    "tools/bench/gpu.sh",
+    "unzip",
     "vllm",
 }
 """Programs that are not looked into."""
@@ -158,6 +159,6 @@ def _is_value(name):
 
 
 def _python_problems(words):
-    if words[:1] != ["-m"] or words[1] == "pytest":
+    if words[:1] != ["-m"] or words[1] in ("pytest", "dynamo.indexer"):
         return []
     return [] if importlib.util.find_spec(words[1]) else [f"no module {words[1]}"]

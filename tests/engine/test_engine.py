@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
 import msgspec
@@ -6,8 +7,9 @@ import numpy as np
 import pytest
 
 from inflight_cost.model import CostModel, StepWork
+from inflight_engine.cache.block_pool import BlockPool
 from inflight_engine.cache.prefix import block_hashes, root_hash
-from inflight_engine.cache.swap import SwapRates
+from inflight_engine.cache.loading import LoadRates
 from inflight_engine.engine import MAX_CONSECUTIVE_FAILURES, Engine
 from inflight_engine.messages import (
     AddRequest,
@@ -28,7 +30,7 @@ from inflight_engine.request import FinishReason, SamplingParams, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.step_times import StepTimes
-from inflight_engine.swap_rates import SwapRateMeter
+from inflight_engine.load_rates import LoadRateMeter
 from inflight_settings.limits import Limits, LimitsInForce
 from inflight_settings.scheduling import ServiceClass
 from tests.engine.scheduling.model_runner import reference_output
@@ -156,6 +158,21 @@ def add(request_id, prompt, max_tokens=4, stop=()):
 def tokens(report):
     slots, token_ids = np.frombuffer(report.slots, np.int32), np.frombuffer(report.token_ids, np.int32)
     return dict(zip(slots.tolist(), token_ids.tolist(), strict=True))
+
+
+def test_what_happens_to_the_prefix_cache_is_told_once_and_only_where_it_is_recorded():
+    events = []
+    scheduler = Scheduler(CONFIG, make_pool=partial(BlockPool, events=events))
+    engine, silent = Engine(scheduler, StandIn(frozenset()), block_events=events), make_engine()
+    prompt = [*range(2 * CONFIG.block_size)]
+    for each in (engine, silent):
+        each.handle(add(0, prompt, max_tokens=1))
+        run(each)
+    changed = engine.blocks_changed()
+    assert changed is not None
+    assert [event.token_ids for event in changed.events] == [np.array(prompt, np.int32).tobytes()]
+    assert engine.blocks_changed() is None
+    assert silent.blocks_changed() is None
 
 
 def test_a_request_is_admitted_answered_and_finished_through_reports():
@@ -465,10 +482,10 @@ def test_the_recorder_hears_of_steps_and_of_what_the_scheduler_is_told_in_order(
 
 
 def test_measured_rates_reach_the_scheduler():
-    engine = make_engine(swap_rates=SwapRateMeter(1000.0), clock=iter(range(100)).__next__)
+    engine = make_engine(load_rates=LoadRateMeter(1000.0), clock=iter(range(100)).__next__)
     engine.handle(add(1, [1, 2, 3]))
     engine.step()
-    assert engine._scheduler.offload.rates == SwapRates(prefill=3.0, copy=1000.0)
+    assert engine._scheduler.offload.rates == LoadRates(prefill=3.0, copy=1000.0)
 
 
 def test_the_next_step_is_launched_before_the_tokens_of_one_are_collected():
@@ -579,7 +596,7 @@ def test_time_in_which_steps_overlap_is_measured_once():
             self.total += seconds
 
     now, meter = iter(range(1000)), Meter()
-    engine = make_engine(runner=AheadStandIn(), clock=now.__next__, swap_rates=meter)
+    engine = make_engine(runner=AheadStandIn(), clock=now.__next__, load_rates=meter)
     engine.handle(add(1, [1], max_tokens=6))
     run(engine)
     assert 0 < meter.total < next(now)
@@ -613,7 +630,7 @@ def test_the_deadline_policy_goes_by_the_engines_clock_and_replays_without_a_dif
 )
 def test_what_the_engine_records_replays_without_a_difference(tmp_path, runner):
     path = tmp_path / "record.jsonl.gz"
-    engine = make_engine((), path, runner, swap_rates=SwapRateMeter(1000.0))
+    engine = make_engine((), path, runner, load_rates=LoadRateMeter(1000.0))
     for number in range(40):
         engine.handle(add(number, [number % 3] * (5 + number), max_tokens=1 + number % 7))
         if number % 5 == 0:

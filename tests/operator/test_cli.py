@@ -1,5 +1,6 @@
 """The command line: help, wrong usage, and a way to the cluster that is missing."""
 
+import json
 import socket
 
 import pytest
@@ -41,6 +42,60 @@ def test_wrong_usage_ends_with_2(arguments, capsys):
     said = capsys.readouterr().err
     assert "usage: inflight-operator" in said
     assert "invalid _" not in said
+
+
+POD = {"podSelector": {"matchLabels": {"app": "web"}}}
+
+
+@pytest.mark.parametrize("flag", ["--client-peers", "--admin-peers"])
+@pytest.mark.parametrize(
+    ("peers", "why"),
+    [
+        ({}, "it must be a JSON list of NetworkPolicyPeer objects"),
+        ([1], "item 0: Input should be a valid dictionary"),
+        ([POD, {}], "item 1: it needs podSelector, namespaceSelector or both, or else ipBlock alone"),
+        ([{**POD, "ipBlock": {"cidr": "10.0.0.0/8"}}], "item 0: it needs podSelector"),
+        ([{"podSelektor": {}}], "item 0: podSelektor: Extra inputs are not permitted"),
+        ([{"pod_selector": {}}], "item 0: pod_selector: Extra inputs are not permitted"),
+        ([{"ipBlock": {}}], "item 0: ipBlock.cidr: Field required"),
+        ([{"ipBlock": {"cidr": "10.0.0.1"}}], "item 0: ipBlock: '10.0.0.1' is not a block of addresses"),
+        ([{"ipBlock": {"cidr": "10.0.0.0/33"}}], "item 0: ipBlock: '10.0.0.0/33' is not a block of addresses"),
+        ([{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["11.0.0.0/16"]}}], "which is not a part of 10.0.0.0/8"),
+        ([{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["fd00::/16"]}}], "which is not a part of 10.0.0.0/8"),
+        ([{"podSelector": {"matchLabels": {"a b": "c"}}}], "item 0: podSelector: 'a b' is not the key of a label"),
+        ([{"podSelector": {"matchLabels": {"a": "b c"}}}], "item 0: podSelector: 'b c' is not the value of a label"),
+        ([{"namespaceSelector": {"matchExpressions": [{"key": "a", "operator": "In"}]}}], "In and NotIn need values"),
+    ],
+)
+def test_peers_that_the_api_server_would_refuse_are_wrong_usage(flag, peers, why, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--engine-image", "x", flag, json.dumps(peers)])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert f"argument {flag}: " in said
+    assert why in said
+
+
+def test_peers_arrive_as_they_were_given(monkeypatch):
+    taken = []
+
+    async def run(options):
+        taken.append(options)
+        return 0
+
+    monkeypatch.setattr(cli, "run_operator", run)
+    expressions = [
+        {"key": "example.com/tier", "operator": "In", "values": ["a", ""]},
+        {"key": "b", "operator": "Exists"},
+    ]
+    peers = [
+        POD,
+        {"podSelector": {}, "namespaceSelector": {"matchExpressions": expressions}},
+        {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}},
+        {"ipBlock": {"cidr": "fd00::/8"}},
+    ]
+    assert main(["run", "--engine-image", "x", "--client-peers", json.dumps(peers)]) == 0
+    assert taken[0].client_peers == tuple(peers)
 
 
 def test_no_cluster_is_an_error_that_says_what_to_do(capsys, monkeypatch):

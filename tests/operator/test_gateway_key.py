@@ -55,7 +55,7 @@ async def test_a_secret_without_a_usable_key_is_an_error_and_the_key_in_use_stay
     await key.refresh()
     before = key.current
     store.set(key=b"short")
-    with pytest.raises(UnusableKeyError, match=r"Secret system/inflight-gateway-key: data\.key has 5 bytes"):
+    with pytest.raises(UnusableKeyError, match=r"Secret system/key: data\.key has 5 bytes"):
         await key.refresh()
     assert key.current == before
 
@@ -94,6 +94,23 @@ async def test_a_release_does_not_take_the_key_of_another_whose_secret_has_the_n
     store = Namespace()
     theirs = await key_of(store, COMMON_GATEWAY_KEY_SECRET_NAME)
     assert (await key_of(store, "prod-gateway-key")).key != theirs.key
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        ({}, "data.key has 0 bytes, at least 32 are needed"),
+        ({"key": base64.b64encode(b"short").decode()}, "data.key has 5 bytes, at least 32 are needed"),
+        ({"key": "no base64"}, ""),
+    ],
+)
+async def test_a_shared_secret_without_a_usable_key_is_not_copied_and_named(data, why, caplog):
+    common = secret(COMMON_GATEWAY_KEY_SECRET_NAME) | {"data": data}
+    store = Namespace(common)
+    assert len((await key_of(store, "prod-gateway-key")).key) >= 32
+    assert store.secrets[COMMON_GATEWAY_KEY_SECRET_NAME]["data"] == data
+    said = f"prod-gateway-key gets a new key, none is taken over: Secret system/{COMMON_GATEWAY_KEY_SECRET_NAME}: {why}"
+    assert said in caplog.text
 
 
 async def test_a_key_of_its_own_stays_whatever_the_shared_one_is():

@@ -12,7 +12,7 @@ from inflight_cost.model import StepWork
 from inflight_settings.scheduling import ServiceClass
 from inflight_simulator.arrivals import Arrival, Scaling, scaled
 from inflight_simulator.continuous import simulate_continuous
-from inflight_simulator.cost import LLAMA_8B_H100, UnitCost, swap_rates
+from inflight_simulator.cost import LLAMA_8B_H100, UnitCost, load_rates
 from inflight_simulator.outcome import Phase
 from inflight_simulator.passes import separate
 from inflight_simulator.summary import summarize
@@ -155,7 +155,7 @@ def test_loads_are_counted_and_their_copies_cost_time():
 
     def makespan(copied_token_s):
         cost = replace(COST, copied_token_s=copied_token_s)
-        run = simulate_continuous(arrivals, config, cost, rates=swap_rates(cost))
+        run = simulate_continuous(arrivals, config, cost, rates=load_rates(cost))
         assert run.num_preemptions == 1
         assert run.num_loaded > 0
         (again,) = [span for span in spans(run, 1, Phase.PREFILL) if span.start_s > 0]

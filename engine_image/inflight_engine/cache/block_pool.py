@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from inflight_engine.cache.events import BlockEvent, BlocksRemoved
+from inflight_engine.block_events import DEVICE, BlockEvent, BlocksRemoved
 
 BlockIds = npt.NDArray[np.int32]
 """Ids of KV blocks."""
@@ -34,17 +34,21 @@ class BlockPool:
         num_free: blocks without owner, including cached ones.
         events: gets a record of content that is lost; of what is registered its caller, who knows the tokens, adds one.
             None: no records.
+        medium: where these blocks are, for the records.
         offload: called with the blocks whose content an allocation takes away, in the order in which they are given
             out, and with the hashes of their content; None: it is lost.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, events: list[BlockEvent] | None = None) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, events: list[BlockEvent] | None = None, medium: str = DEVICE
+    ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"a block pool needs at least one block of one token, not {num_blocks} of {block_size}")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_free = num_blocks
         self.events = events
+        self.medium = medium
         self.offload: Callable[[_Ids, list[bytes]], None] | None = None
         self._num_owners = np.zeros(num_blocks, np.int32)
 
@@ -220,7 +224,7 @@ class BlockPool:
     def _note_lost(self, blocks: _Ids, events: list[BlockEvent]) -> None:
         hashes = [self._hash_of[block] for block in blocks.tolist()]
         if hashes:
-            events.append(BlocksRemoved(b"".join(each for each in hashes if each is not None)))
+            events.append(BlocksRemoved(b"".join(each for each in hashes if each is not None), self.medium))
 
     def _first(self, count: int) -> _Ids:
         """Return the first `count` blocks of the order, without the gaps."""

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from inflight_cost.model import CostModel
 from inflight_engine.cache.block_pool import BlockIds, BlockPool
-from inflight_engine.cache.swap import SwapRates, loading_is_cheaper
+from inflight_engine.cache.loading import LoadRates, loading_is_cheaper
 from inflight_engine.cache.tiers import Stores, Tier
 
 _NO_PLACES: BlockIds = np.empty(0, np.int32)
@@ -25,7 +25,9 @@ class Offload:
     Args:
         tier: None: what is evicted is lost.
         pool: the device's blocks.
-        always: load whatever is found; otherwise only where that takes less time than computing it.
+        longest: tokens of the longest request.
+        always: store and load whatever there is; otherwise load only where that takes less time than computing it, and
+            store only where it would for the last block of the longest request.
         cost: returns the cost model; None: not known.
 
     Attributes:
@@ -34,13 +36,14 @@ class Offload:
     """
 
     def __init__(
-        self, tier: Tier | None, pool: BlockPool, *, always: bool, cost: Callable[[], CostModel | None]
+        self, tier: Tier | None, pool: BlockPool, *, longest: int, always: bool, cost: Callable[[], CostModel | None]
     ) -> None:
-        self.rates: SwapRates | None = None
+        self.rates: LoadRates | None = None
         self.num_stored = self.num_loaded = self.num_failed = 0
         self._tier = tier
         self._always = always
         self._block_size = pool.block_size
+        self._longest = longest
         self._cost = cost
         self._held: list[BlockIds] = []
         self._copies: dict[int, int] = {}
@@ -68,7 +71,7 @@ class Offload:
         if self._tier is None or not hashes:
             return _NO_PLACES
         count = self._tier.match(hashes)
-        if not count or not (self._always or self._pays(count * self._block_size, num_before)):
+        if not count or not self._pays(count * self._block_size, num_before):
             return _NO_PLACES
         places = self._tier.load(hashes[:count])
         self._held.append(places)
@@ -112,7 +115,7 @@ class Offload:
 
     def _store(self, blocks: npt.NDArray[np.intp], hashes: list[bytes]) -> None:
         """Take in what an allocation evicts."""
-        if self._tier is None:
+        if self._tier is None or not self._pays(self._block_size, self._longest - self._block_size):
             return
         indices, places = self._tier.reserve(hashes)
         self._tier.store(places, [hashes[index] for index in indices])
@@ -120,4 +123,6 @@ class Offload:
         self._copies.update(zip(places.tolist(), blocks[indices].tolist(), strict=True))
 
     def _pays(self, num_tokens: int, num_before: int) -> bool:
+        if self._always:
+            return True
         return self.rates is not None and loading_is_cheaper(num_tokens, num_before, self.rates, self._cost())

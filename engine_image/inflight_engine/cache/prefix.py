@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
+from inflight_engine.block_events import HASH_SIZE
 from inflight_engine.request import TokenIds
 
-HASH_SIZE = 16
-_LENGTH_SIZE = _NUMBER_SIZE = 8
+_LENGTH_SIZE = 8
 
 
 def root_hash(tenant: str, salt: str) -> bytes:
@@ -29,15 +29,6 @@ def root_hash(tenant: str, salt: str) -> bytes:
     root.update(name)
     root.update(salt.encode("utf-8", "surrogatepass"))
     return root.digest()
-
-
-def private_root_hash(number: int) -> bytes:
-    """Return a `root_hash` for one request that shares no blocks. It differs for any two numbers, and from shared ones.
-
-    Returns:
-        16 bytes.
-    """
-    return blake2b(number.to_bytes(_NUMBER_SIZE, "little"), digest_size=HASH_SIZE, person=b"private root").digest()
 
 
 def block_hashes(token_ids: TokenIds, block_size: int, parent: bytes) -> list[bytes]:

@@ -9,6 +9,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from inflight_engine.block_events import HOST, BlockEvent, BlocksStored
 from inflight_engine.cache.block_pool import BlockIds, BlockPool
 
 
@@ -59,10 +60,14 @@ class Tier(Protocol):
 
 
 class HostTier:
-    """A tier in host memory."""
+    """A tier in host memory.
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self._pool = BlockPool(num_blocks, block_size)
+    Args:
+        events: gets records of what it holds; None: no records.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, events: list[BlockEvent] | None = None) -> None:
+        self._pool = BlockPool(num_blocks, block_size, events, HOST)
 
     def match(self, hashes: Sequence[bytes]) -> int:
         """See `Tier`."""
@@ -81,8 +86,11 @@ class HostTier:
 
     def store(self, places: BlockIds, hashes: Sequence[bytes]) -> None:
         """See `Tier`."""
-        self._pool.register(places, hashes)
-        self._pool.free(places[::-1])
+        pool = self._pool
+        pool.register(places, hashes)
+        pool.free(places[::-1])
+        if pool.events is not None and hashes:
+            pool.events.append(BlocksStored(b"".join(hashes), b"", b"", b"", HOST))
 
     def load(self, hashes: Sequence[bytes]) -> BlockIds:
         """See `Tier`."""

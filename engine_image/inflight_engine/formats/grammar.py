@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
+from inflight_engine.formats import forced_runs
 from inflight_engine.formats.format import (
     Format,
     GemmaArguments,
@@ -29,6 +30,9 @@ TokenOf = Callable[[str], int | None]
 
 _TIGHT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """White space as Python's json writes it, and as models were trained on."""
+
+_AROUND = 256
+"""Characters of a format around a call, and more."""
 
 _MAX_REPEATED = 16
 """How often schemas may be made that are in the grammar once, such as the definitions of all parameters."""
@@ -120,6 +124,11 @@ def _check_length(length: int) -> None:
 def answer_header(token_of: TokenOf) -> str:
     """An expression for the header of an answer in harmony's messages."""
     return GrammarText(token_of).literal("<|channel|>final<|message|>")
+
+
+def longest_run(tool: Mapping[str, Any]) -> int:
+    """Return at least the length of the longest text that the grammar of a call leaves no choice of, in characters."""
+    return len(tool["name"]) + _AROUND + forced_runs.of_schema({**(tool.get("parameters") or {}), "x-guidance": {}})
 
 
 def calls_grammar(form: Format, tools: Sequence[Mapping[str, Any]], token_of: TokenOf, *, several: bool) -> str:

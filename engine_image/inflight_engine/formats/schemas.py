@@ -74,12 +74,12 @@ def _closed(schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
         if id(part) in every:
             continue
         every[id(part)] = part
-        target = _target(root, part)
+        target = referred(root, part)
         if target is None and "$ref" in part:
             return root  # nobody knows which part this combines with another
         if _is_mixed(part, strict=strict):
             mixed.append(part)
-        waiting += _parts(part, target)
+        waiting += parts_and_target(part, target)
     kept = _reached(root, mixed)
     for part in every.values():
         if id(part) in kept or not (_COMBINED | _NEVER_CLOSED).isdisjoint(part):
@@ -116,17 +116,17 @@ def _reached(root: dict[str, Any], mixed: list[dict[str, Any]]) -> set[int]:
         if id(part) in reached:
             continue
         reached.add(id(part))
-        waiting += _parts(part, _target(root, part), definitions=False)
+        waiting += parts_and_target(part, referred(root, part), definitions=False)
     return reached
 
 
-def _parts(part: Mapping[str, Any], target: object, *, definitions: bool = True) -> list[dict[str, Any]]:
+def parts_and_target(part: Mapping[str, Any], target: object, *, definitions: bool = True) -> list[dict[str, Any]]:
     """The schemas in a part and the one that it refers to. `definitions`: those that it only states too."""
     found = [each for path, each in parts(part) if definitions or not path.startswith(("$defs.", "definitions."))]
     return [*found, target] if isinstance(target, dict) else found
 
 
-def _target(root: dict[str, Any], part: Mapping[str, Any]) -> Any:
+def referred(root: Mapping[str, Any], part: Mapping[str, Any]) -> Any:
     """Return the value that a part refers to; None: none, or none that has a path in this document."""
     reference = part.get("$ref")
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):

@@ -2,45 +2,96 @@
 
 from __future__ import annotations
 
+import re
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from weakref import WeakValueDictionary
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-LIMITS = LLParserLimits(step_lexer_fuel=100_000, max_lexer_states=50_000, verbose_errors=False)
+LIMITS = LLParserLimits(step_lexer_fuel=100_000, max_lexer_states=20_000, verbose_errors=True)
 """Bounds of a grammar's cost: llguidance's own for the work of compiling (some 20 ms), less for a mask (some 7 ms:
-steps of other requests wait for it) and for memory (0.4 to 0.7 kB a state). A character of a text with `maxLength`
-takes some five states, so fewer would end answers of a few hundred tokens."""
+steps of other requests wait for it) and for memory (0.4 kB a state). A character of a text with `maxLength` takes some
+two states; an answer that needs more than there are goes on with new ones. Verbose errors have `_EXPRESSIONS`."""
+
+MAX_EXPRESSIONS = 500_000
+"""Most expressions that the lexer's states of an answer are made of, of 10 to 26 bytes each: some grammars take
+thousands for a state. An answer is asked only after `_mask`s of some time, and may have those of some more."""
 
 MAX_COMPILED = 16
 """Number of grammars that stay compiled though no request has them: compiling one takes some milliseconds, mostly on a
-thread of its own, and each may have all its states, 30 MB."""
+thread of its own, and each may have all its states, 13 MB."""
+
+_EXPRESSIONS = re.compile(r'\nParser: \{[^}]*"lexer_cost": (\d+)')
+"""Part of llguidance's verbose errors; it offers the number nowhere else."""
 
 
 class GrammarError(ValueError):
     """The grammar cannot be compiled; the message is llguidance's."""
 
 
-class Compiled:
-    """A grammar for a vocabulary. It stays compiled while somebody has it."""
+class States:
+    """A compilation of a grammar: the lexer's states, which all its matchers share. Once they are full, none of these
+    can go on.
 
-    __slots__ = ("__weakref__", "_start")
+    Args:
+        start: a matcher at the start of the grammar.
+    """
 
-    def __init__(self, start: LLMatcher) -> None:
+    __slots__ = ("_no_token", "_start")
+
+    def __init__(self, start: LLMatcher, vocab_size: int) -> None:
         self._start = start
+        self._no_token = vocab_size
 
     @property
-    def spent(self) -> bool:
-        """True if an answer has filled the lexer's states, which all matchers share: none can go on."""
+    def full(self) -> bool:
+        """True if they are full, or nearly: new answers need others."""
         matcher = self._start.deep_copy()
         matcher.compute_bitmask()
-        return matcher.is_error()
+        if matcher.is_error():
+            return True
+        matcher.consume_token(self._no_token)
+        expressions = _EXPRESSIONS.search(matcher.get_error())
+        return expressions is not None and int(expressions[1]) > MAX_EXPRESSIONS
 
     def matcher(self) -> LLMatcher:
         """Return a new matcher at the start of the grammar."""
         return self._start.deep_copy()
+
+
+class Compiled:
+    """A grammar for a vocabulary. It stays compiled while somebody has it.
+
+    Args:
+        anew: returns new states; called at once.
+
+    Attributes:
+        anew: the same, for one answer that has found those so far full.
+        seconds: CPU time of it.
+    """
+
+    __slots__ = ("__weakref__", "_states", "anew", "seconds")
+
+    def __init__(self, anew: Callable[[], States]) -> None:
+        self.anew = anew
+        began = time.thread_time()
+        self._states = anew()
+        self.seconds = time.thread_time() - began
+
+    def states(self) -> States:
+        """Return the states that answers share from their start."""
+        if self._states.full:
+            self._states = self.anew()
+        return self._states
+
+
+def reason(matcher: LLMatcher) -> str:
+    """Return why a matcher cannot go on; empty: it can."""
+    return matcher.get_error().partition("\n<")[0]
 
 
 class Grammars:
@@ -67,15 +118,15 @@ class Grammars:
             return self._vocabulary
 
     def compiled(self, text: str) -> Compiled:
-        """Return a grammar; compiles it where that is not done yet, or where it is spent.
+        """Return a grammar; compiles it where that is not done yet.
 
         Raises:
             GrammarError: it cannot be compiled.
         """
         with self._lock:
             compiled = self._compiled.get(text)
-        if compiled is None or compiled.spent:
-            compiled = self._compile(text)
+        if compiled is None:
+            compiled = Compiled(partial(self._compile, text))
         with self._lock:
             self._compiled[text] = self._latest[text] = compiled
             self._latest.move_to_end(text)
@@ -83,8 +134,9 @@ class Grammars:
                 self._latest.popitem(last=False)
         return compiled
 
-    def _compile(self, text: str) -> Compiled:
-        start = LLMatcher(self.vocabulary, text, log_level=0, limits=LIMITS)
+    def _compile(self, text: str) -> States:
+        vocabulary = self.vocabulary
+        start = LLMatcher(vocabulary, text, log_level=0, limits=LIMITS)
         if start.is_error():
-            raise GrammarError(start.get_error())
-        return Compiled(start)
+            raise GrammarError(reason(start))
+        return States(start, vocabulary.vocab_size)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterable
-from itertools import islice, takewhile
+from itertools import takewhile
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher
 
+from inflight_engine.grammars.compiled import Compiled, reason
 from inflight_engine.grammars.thinking import ThinkingPlace
 from inflight_engine.request import SamplingParams
 
@@ -25,11 +25,22 @@ _TAKES_TOO_LONG = "the masks of the grammar take too much time"
 _LEAST_FORCED = 2
 """Fewer forced tokens are sampled one by one: to go on with a chunk costs as much as a step where one is in flight."""
 
+_MOST_FORCED = 256
+"""Maximum number of forced tokens at once: more of them would take time in each step in which there is no room."""
+
 Bits = npt.NDArray[np.int32]
 """Tokens of a vocabulary as bits, int32 [ceil(size / 32)]: token i is bit i % 32 of word i // 32."""
 
 _BITS = np.left_shift(np.uint32(1), np.arange(32, dtype=np.uint32)).view(np.int32)
 """int32 [32]: the bit of each token of a word."""
+
+_LOOK = 0.02
+"""CPU seconds of masks after which an answer asks whether its states are nearly full: to ask takes some 0.1 ms."""
+
+_LEAST_RENEWED = 16
+"""Tokens for which new states have to do: they take milliseconds, in which all steps wait."""
+
+_TAKES_TOO_MUCH = "the text so far takes too many states of the grammar"
 
 _TAKEN_BY_NO_GRAMMAR = "the grammar does not allow the tokens that the answer has"
 
@@ -42,7 +53,7 @@ class Matching:
     the thinking has to end with it.
 
     Args:
-        matcher: at the start of the grammar; owned. None: there is no grammar.
+        compiled: the grammar; None: there is none.
         sampling: with a grammar, or with a bound of its thinking.
         eos_token_ids: allowed where the text may end.
 
@@ -50,15 +61,24 @@ class Matching:
         error: why no token can follow; empty: one can.
     """
 
-    def __init__(self, matcher: LLMatcher | None, sampling: SamplingParams, eos_token_ids: Iterable[int]) -> None:
+    def __init__(self, compiled: Compiled | None, sampling: SamplingParams, eos_token_ids: Iterable[int]) -> None:
         self.error = ""
         self._slow = 0.0
-        """Seconds that masks took beyond `_QUICK` each."""
-        self._matcher = matcher
+        """Seconds that masks took beyond `_QUICK` each, and new compilations."""
+        # Not the grammar itself, which stays compiled while somebody has it: a slot has this beyond the answer's end.
+        self._anew = None if compiled is None else compiled.anew
+        self._compile_seconds = 0.0 if compiled is None else compiled.seconds
+        self._states = None if compiled is None else compiled.states()
+        self._matcher = None if self._states is None else self._states.matcher()
+        self._until_look = _LOOK
+        self._renewed = -_LEAST_RENEWED
+        """Number of tokens from the start of the grammar when it went on with states of its own."""
+        self._consumed: list[int] = []
+        """Tokens from the start of the grammar."""
         self._fits = True
         """The grammar allows the tokens so far; where not, they are those that open the thinking."""
         thinking = sampling.thinking
-        self._thinking = None if thinking is None else ThinkingPlace(thinking, grammar=matcher is not None)
+        self._thinking = None if thinking is None else ThinkingPlace(thinking, grammar=compiled is not None)
         self._stops = _words(sampling.stop_token_ids)
         self._unused_eos = _words(set(eos_token_ids).difference(sampling.stop_token_ids))
         self._num_until_stop = sampling.min_tokens
@@ -72,14 +92,14 @@ class Matching:
         """Nothing can follow the run."""
         self._ending = frozenset(sampling.stop_token_ids)
         # Log-probabilities are of tokens that are sampled.
-        self._may_force = matcher is not None and sampling.logprobs is None
+        self._may_force = compiled is not None and sampling.logprobs is None
 
     @property
     def complete(self) -> bool:
         """Nothing can follow the text."""
         if self._thinking is not None or self._matcher is None or self.error:
             return False
-        return self._matcher.is_stopped()
+        return self._matcher.is_stopped() and not self._matcher.is_error()
 
     @property
     def free(self) -> bool:
@@ -103,6 +123,8 @@ class Matching:
             self._consume(token_id, alone=thinking.over)
         elif before_text and self._matcher is not None:
             self._matcher.reset()
+            self._consumed.clear()
+            self._renewed = -_LEAST_RENEWED
             self._fits = True
         if thinking.over:
             self._thinking = None
@@ -140,7 +162,7 @@ class Matching:
         left = len(self._run) - self._num_followed
         if not self._may_force or left < (1 if self._run_ends else _LEAST_FORCED):
             return [], False
-        found = list(islice(self._run, self._num_followed, None))
+        found = self._run[self._num_followed : self._num_followed + _MOST_FORCED]
         run = list(takewhile(lambda token_id: token_id not in self._ending, found))
         ends = self._run_ends and len(run) == left
         return (run, ends) if ends or len(run) >= _LEAST_FORCED else ([], False)
@@ -152,19 +174,27 @@ class Matching:
         assert self._thinking is None
         place = copy.copy(self)
         place._matcher = self._matcher.deep_copy()
+        place._consumed = [*self._consumed]
         for token_id in token_ids[self._num_taken :]:
             place.take(token_id)
         return place
 
     def _consume(self, token_id: int, *, alone: bool = True) -> None:
         """Go on in the grammar. `alone`: no thinking opens with these tokens."""
-        matcher = self._matcher
-        if matcher is None or self.error:
+        if self._matcher is None or self.error:
             return
         if self._fits:
-            self._fits = matcher.consume_token(token_id) if alone else matcher.try_consume_tokens([token_id]) == 1
-        if not self._fits and alone:
-            self.error = matcher.get_error() or _TAKEN_BY_NO_GRAMMAR
+            self._fits = self._consumes(token_id, alone)
+            if not self._fits and self._renew():  # states that are full allow nothing
+                self._fits = self._consumes(token_id, alone)
+        if self._fits:
+            self._consumed.append(token_id)
+        elif alone and not self.error:
+            self.error = reason(self._matcher) or _TAKEN_BY_NO_GRAMMAR
+
+    def _consumes(self, token_id: int, alone: bool) -> bool:
+        assert self._matcher is not None
+        return self._matcher.consume_token(token_id) if alone else self._matcher.try_consume_tokens([token_id]) == 1
 
     def _follow(self, token_id: int) -> None:
         """Go on in the run by a token that the grammar has taken, or find the run after it."""
@@ -184,16 +214,45 @@ class Matching:
         self._slow += max(0.0, time.thread_time() - began - _QUICK)
 
     def _fill(self, bits: Bits) -> None:
+        self._mask(bits)
         assert self._matcher is not None
-        began = time.thread_time()
-        self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-        self._slow += max(0.0, time.thread_time() - began - _QUICK)
-        if self._matcher.is_error():
-            self.error = self._matcher.get_error()
+        if (self._matcher.is_error() or self._until_look <= 0) and self._renew():
+            self._mask(bits)
+        if not self.error and self._matcher.is_error():
+            self.error = reason(self._matcher)
         elif self._slow > _MAX_SLOW:
             self.error = _TAKES_TOO_LONG
         if self.error:
             bits.fill(-1)
+
+    def _mask(self, bits: Bits) -> None:
+        assert self._matcher is not None
+        began = time.thread_time()
+        self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        took = time.thread_time() - began
+        self._until_look -= took
+        self._slow += max(0.0, took - _QUICK)
+
+    def _renew(self) -> bool:
+        """Go on with states that no other answer has, where those so far are full; returns False where they are not.
+        An answer ends where new ones are soon full again, or take too long."""
+        states, anew = self._states, self._anew
+        self._until_look = _LOOK
+        if states is None or anew is None or not states.full:
+            return False
+        if self._slow + self._compile_seconds > _MAX_SLOW:
+            self.error = _TAKES_TOO_LONG
+            return False
+        began = time.thread_time()
+        states = anew()
+        matcher = states.matcher()
+        soon = len(self._consumed) < self._renewed + _LEAST_RENEWED
+        if soon or not matcher.consume_tokens(self._consumed) or states.full:
+            self.error = _TAKES_TOO_MUCH
+            return False
+        self._states, self._matcher, self._renewed = states, matcher, len(self._consumed)
+        self._slow += time.thread_time() - began
+        return True
 
     def _withhold(self, bits: Bits, words: tuple[npt.NDArray[np.intp], Bits]) -> None:
         index, kept = words

@@ -12,9 +12,10 @@ from llguidance import LLMatcher, LLTokenizer, StructTag, grammar_from
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions  # a type of the stubs alone
 
-from inflight_engine.formats import schemas
+from inflight_engine.formats import forced_runs, schemas
+from inflight_engine.formats.forced_runs import MAX_FORCED
 from inflight_engine.formats.schemas import MAX_BYTES
-from inflight_engine.grammars.compiled import LIMITS, GrammarError
+from inflight_engine.grammars.compiled import LIMITS, GrammarError, reason
 
 _PROBING_SECONDS = 0.5
 """CPU time to find the part of a schema that is refused."""
@@ -31,12 +32,14 @@ class Source(NamedTuple):
         text: serialized, for `Grammar`.
         schema: the JSON schema that it is made of; None: it is of another kind.
         written: the text is not serialized, but in llguidance's dialect of Lark, or in GBNF.
+        short_runs: it is known to leave no choice of at most `MAX_FORCED` characters in a row.
     """
 
     field: str
     text: str
     schema: Mapping[str, Any] | None = None
     written: bool = False
+    short_runs: bool = False
 
 
 class Tag(NamedTuple):
@@ -50,23 +53,26 @@ class Tag(NamedTuple):
 def of_schema(field: str, schema: Mapping[str, Any], options: JsonCompileOptions | None = None) -> Source:
     """Make a grammar of a JSON schema. Arguments as of `schemas.for_llguidance`."""
     made = schemas.for_llguidance(schema, options or {})
-    return Source(field, LLMatcher.grammar_from_json_schema(json.dumps(made, separators=(",", ":"))), schema)
+    text = LLMatcher.grammar_from_json_schema(json.dumps(made, separators=(",", ":")))
+    return Source(field, text, schema, short_runs=forced_runs.of_schema(made) <= MAX_FORCED)
 
 
 def of_regex(field: str, regex: str) -> Source:
     """Make a grammar of a regular expression, in the syntax of Rust's regex crate, that the whole text matches."""
-    return Source(field, LLMatcher.grammar_from_regex(regex))
+    short = forced_runs.of_regex(regex) <= MAX_FORCED
+    return Source(field, LLMatcher.grammar_from_regex(regex), short_runs=short)
 
 
 def of_choice(field: str, choices: Sequence[str]) -> Source:
     """Make a grammar of some texts, of which the answer is one."""
     alternatives = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
-    return Source(field, LLMatcher.grammar_from_lark(f"start: {alternatives}"))
+    short = max(map(len, choices), default=0) <= MAX_FORCED
+    return Source(field, LLMatcher.grammar_from_lark(f"start: {alternatives}"), short_runs=short)
 
 
-def of_grammar(field: str, grammar: str) -> Source:
-    """Make a grammar of one in llguidance's dialect of Lark, or in GBNF."""
-    return Source(field, grammar, written=True)
+def of_grammar(field: str, grammar: str, *, short_runs: bool = False) -> Source:
+    """Make a grammar of one in llguidance's dialect of Lark, or in GBNF. `short_runs`: as of `Source`."""
+    return Source(field, grammar, written=True, short_runs=short_runs)
 
 
 def of_tags(field: str, tags: Sequence[Tag], triggers: Sequence[str], is_special: Callable[[str], bool]) -> Source:
@@ -81,7 +87,7 @@ def of_tags(field: str, tags: Sequence[Tag], triggers: Sequence[str], is_special
     special = {is_special(trigger) for trigger in triggers}
     if len(special) > 1:
         raise GrammarError("triggers must be all special tokens or all text")
-    made, length = [], 0
+    made, length, run = [], 0, 0
     for tag in tags:
         trigger = next((each for each in triggers if each and tag.begin.startswith(each)), None)
         if trigger is None:
@@ -90,14 +96,15 @@ def of_tags(field: str, tags: Sequence[Tag], triggers: Sequence[str], is_special
         length += len(tag.begin) + len(json.dumps(schema)) + len(tag.end)
         if length > MAX_BYTES:
             raise GrammarError(f"the grammar has more than {MAX_BYTES} characters")
+        run = max(run, len(tag.begin) + forced_runs.of_schema(schema) + len(tag.end))
         made.append(StructTag(trigger=trigger, begin=tag.begin, grammar=schema, end=tag.end))
-    return Source(field, LLMatcher.grammar_from_lark(StructTag.to_grammar(made, assume_special=True in special)))
+    text = LLMatcher.grammar_from_lark(StructTag.to_grammar(made, assume_special=True in special))
+    return Source(field, text, short_runs=run <= MAX_FORCED)
 
 
 def behind(header: str, grammar: str) -> str:
     """A serialized grammar with something before its text. `header`: an expression in Lark."""
-    body, *rest = json.loads(grammar)["grammars"]
-    return json.dumps({"grammars": [{"lark_grammar": f"start: {header} @body"}, {**body, "name": "body"}, *rest]})
+    return _within(f"start: {header} @body", "body", grammar)
 
 
 def check(source: Source) -> str:
@@ -116,16 +123,30 @@ def check(source: Source) -> str:
     if message:
         place = "" if source.schema is None else _place(source.schema, message)
         raise GrammarError(f"{source.field}{place}: {message}")
+    if not source.short_runs:
+        text = _without_runs(text)
     # Masks take work that validation does not; special tokens that bytes lack do not matter here.
     matcher = LLMatcher(LLTokenizer("byte", slices=[]), text, log_level=0, limits=LIMITS)
     for _ in range(_TRIED_BYTES):
         allowed = int.from_bytes(matcher.compute_bitmask()[:32], "little")
         if matcher.is_error():
-            raise GrammarError(f"{source.field}: the grammar is too large: {matcher.get_error()}")
+            raise GrammarError(f"{source.field}: the grammar is too large: {reason(matcher)}")
         if not allowed:
             break
         matcher.consume_token(allowed.bit_length() - 1)
     return text
+
+
+def _without_runs(text: str) -> str:
+    """A serialized grammar of which llguidance does not look for runs: the model chooses the tokens of these, too."""
+    return _within('%llguidance {"no_forcing": true}\nstart: @chosen', "chosen", text)
+
+
+def _within(lark: str, name: str, grammar: str) -> str:
+    """A grammar in Lark that refers to a serialized one by a name."""
+    # llguidance takes Lark as it is.
+    grammars = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
+    return json.dumps({"grammars": [{"lark_grammar": lark}, {**grammars[0], "name": name}, *grammars[1:]]})
 
 
 def _refusal(text: str) -> str:

@@ -74,7 +74,7 @@ class CompilingRequests:
         assert sampling.grammar is not None
         try:
             request.compiled = compiled = self._grammars.compiled(sampling.grammar)
-            matching = Matching(compiled.matcher(), sampling, ())
+            matching = Matching(compiled, sampling, ())
         except GrammarError as error:
             return CompiledRequest(request, error=str(error))
         except Exception as error:  # whatever the vocabulary's file or llguidance raises ends this request only

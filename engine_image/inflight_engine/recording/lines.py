@@ -18,7 +18,7 @@ from zlib import crc32
 import msgspec
 
 from inflight_cost.model import CostModel, StepWork
-from inflight_engine.cache.swap import SwapRates
+from inflight_engine.cache.loading import LoadRates
 from inflight_engine.request import FinishReason, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.plan import Slots, StepPlan
@@ -92,7 +92,7 @@ class WeightsChanged(msgspec.Struct, frozen=True, array_like=True, tag="weights"
 class RatesChanged(msgspec.Struct, frozen=True, array_like=True, tag="rates"):
     """The scheduler weighs loading against computing by other rates; None: they are unknown."""
 
-    rates: SwapRates | None
+    rates: LoadRates | None
 
 
 class PrefillCostChanged(msgspec.Struct, frozen=True, array_like=True, tag="cost"):

@@ -16,7 +16,7 @@ from typing import BinaryIO
 import msgspec
 
 from inflight_cost.model import CostModel, StepWork
-from inflight_engine.cache.swap import SwapRates
+from inflight_engine.cache.loading import LoadRates
 from inflight_engine.recording.content import ContentNumbers
 from inflight_engine.recording.lines import (
     FORMAT_VERSION,
@@ -137,7 +137,7 @@ class Recorder:
     def weights(self, weights: dict[str, float]) -> None:
         self._write(WeightsChanged(weights))
 
-    def rates(self, rates: SwapRates | None) -> None:
+    def rates(self, rates: LoadRates | None) -> None:
         self._write(RatesChanged(rates))
 
     def prefill_cost(self, cost: CostModel | None) -> None:

@@ -149,17 +149,19 @@ class _Replayer:
         return None
 
     def _add(self, event: Added) -> Difference | None:
+        blocks = next(self._blocks)
         request = Request(
             request_id=event.request_id,
             prompt_token_ids=np.zeros(event.num_prompt_tokens, np.int32),
-            sampling=SamplingParams(max_tokens=event.max_tokens, stop_token_ids=(_STOP_TOKEN,)),
+            # Where no block ever had a number, it shares none.
+            sampling=SamplingParams(
+                event.max_tokens, stop_token_ids=(_STOP_TOKEN,), prompt_logprobs=None if blocks else 0
+            ),
             arrival_time=event.arrival_time,
             scheduling=event.scheduling,
             output_token_ids=np.zeros(event.num_output_tokens, np.int32),
             # The scheduler hashes only blocks that have no hash yet, so it does not look at the tokens.
-            block_hashes=[
-                b"%d" % number for first, count in next(self._blocks) for number in range(first, first + count)
-            ],
+            block_hashes=[b"%d" % number for first, count in blocks for number in range(first, first + count)],
         )
         try:
             self._scheduler.add(request)

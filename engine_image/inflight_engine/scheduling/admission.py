@@ -73,6 +73,8 @@ class Admission:
         self.pass_at = NEVER
         self.last_change = -math.inf
         self.prefix_queries = self.prefix_hits = 0
+        self._blocked_until: float = NEVER
+        """Clock up to which no other request than `blocked` comes to be next by decodes alone."""
         self._refusals: dict[Request, Refusal] = {}
         self._prefix_caching = config.prefix_caching
         self._queues = queues
@@ -83,10 +85,14 @@ class Admission:
         """Tell whether another request than those that do not fit has come to be next."""
         if not self.blocked or self._queues.order_stays:
             return False
-        self._pass_time(now)
         clock = self._running.decodes.clock
+        if not self._pass_time(now) and clock <= self._blocked_until:
+            return False
         head = self._queues.head(clock)
-        return head is not self.blocked[0] or self._queues.beside(head, clock) != self.blocked[1:]
+        if head is not self.blocked[0]:
+            return True
+        beside, self._blocked_until = self._queues.beside(head, clock)
+        return beside != self.blocked[1:]
 
     def forget_blocked(self) -> None:
         """Try all requests again: something has changed."""
@@ -127,7 +133,7 @@ class Admission:
             running = self._running
             refusal = self._refusals[head] = Refusal(now, running.pool.num_free, running.table.num_starts)
             self.last_change = now
-        beside = self._queues.beside(head, clock)
+        beside, self._blocked_until = self._queues.beside(head, clock)
         self.pass_at = NEVER
         start = self._start_beside(head, refusal, beside, now)
         if start is None:
@@ -199,8 +205,7 @@ class Admission:
         pool, num_tokens = self._running.pool, request.num_tokens
         shared, num_new = fit
         computed = len(shared) * pool.block_size
-        hashes = request.block_hashes[len(shared) : (num_tokens - 1) // pool.block_size]
-        loaded = self._offload.load(hashes, computed)
+        loaded = self._offload.load(request.block_hashes[len(shared) : (num_tokens - 1) // pool.block_size], computed)
         computed += len(loaded) * pool.block_size
         if len(shared):
             pool.share(shared)
@@ -229,6 +234,9 @@ class Admission:
             host_block_ids=tuple(loaded.tolist()),
         )
 
-    def _pass_time(self, now: float) -> None:
-        if self._queues.pass_time(now):
+    def _pass_time(self, now: float) -> bool:
+        """Set the time; True: that makes a difference to the order of waiting requests."""
+        changed = self._queues.pass_time(now)
+        if changed:
             self.last_change = now
+        return changed

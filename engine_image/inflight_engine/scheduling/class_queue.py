@@ -39,16 +39,15 @@ class ClassQueue:
         resumed = self._resumed.first()
         return self.policy.head(clock) if resumed is None else resumed[1]
 
-    def firsts(self, clock: int) -> list[Request]:
+    def firsts(self, clock: int) -> tuple[list[Request], float]:
         """Return the requests that may be tried while others do not fit: `head`, and up to `NUM_BEHIND` behind it.
         Behind one that resumes before all new ones that is the first new one; behind one that resumes by its priority
-        there is none."""
+        there is none. And a clock up to which they are the same, as of `Policy.firsts`."""
         resumed = self._resumed.first()
+        found, until = self.policy.firsts(1 + NUM_BEHIND if resumed is None else 1, clock)
         if resumed is not None:
-            new = self.policy.head(clock)
-            return [resumed[1]] if new is None else [resumed[1], new]
-        found = self.policy.firsts(1 + NUM_BEHIND, clock)
-        return found[:1] if found and found[0].state is not RequestState.WAITING else found
+            return [resumed[1], *found], until
+        return found[:1] if found and found[0].state is not RequestState.WAITING else found, until
 
     def take(self, request: Request) -> None:
         """Take out a request that is admitted.

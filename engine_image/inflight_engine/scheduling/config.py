@@ -27,10 +27,5 @@ class SchedulerConfig(SchedulingSettings):
 
     @property
     def has_tier(self) -> bool:
-        """Blocks that the device evicts go to host memory."""
-        return self.num_host_blocks > 0 and self.preemption != "recompute"
-
-    @property
-    def hashes_blocks(self) -> bool:
-        """Blocks can be found by their content; without a prefix cache by the request alone that computed them."""
-        return self.prefix_caching or self.has_tier
+        """Blocks that the prefix cache evicts go to host memory."""
+        return self.num_host_blocks > 0 and self.keeps_evicted

@@ -135,19 +135,20 @@ class WaitingQueues:
         queue.take(request)
         self._left(request, queue)
 
-    def beside(self, head: Request, clock: int) -> list[Request]:
+    def beside(self, head: Request, clock: int) -> tuple[list[Request], float]:
         """Return the requests that may start before the head while that does not fit: of each class the first ones, in
-        the order of the policy; the class that would be next comes first."""
-        counters, found = self._counters, []
-        queues = [each for each in self.by_class.items() if len(each[1])]
-        if counters is not None and len(queues) > 1:
-            queues.sort(key=lambda each: (counters.service(each[0], clock), self._ranks[each[0]]))
-        for _, queue in queues:
-            firsts = queue.firsts(clock)
+        the order of the policy; the class that would be next comes first. And a clock up to which these and the head
+        are the same, while `pass_time` returns False and nothing else is called."""
+        names, until, found = list(self.by_class), math.inf, []
+        if self._counters is not None:
+            names, until = self._counters.firsts(len(names), clock)
+        for name in names:
+            firsts, stay_until = self.by_class[name].firsts(clock)
+            until = min(until, stay_until)
             if firsts[0] is not head and firsts[0].state is not RequestState.WAITING:
                 firsts = firsts[:1]  # One that resumes is passed where it is the head, or not at all.
             found += [request for request in firsts if request is not head]
-        return found
+        return found, until
 
     @property
     def order_stays(self) -> bool:

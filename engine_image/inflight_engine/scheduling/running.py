@@ -7,9 +7,9 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
+from inflight_engine.block_events import BlocksStored
 from inflight_engine.cache.block_pool import BlockIds, BlockPool
-from inflight_engine.cache.events import BlocksStored
-from inflight_engine.cache.prefix import block_hashes, private_root_hash, root_hash
+from inflight_engine.cache.prefix import block_hashes, root_hash
 from inflight_engine.request import Request, TokenIds
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.decodes import DecodeGroup
@@ -18,6 +18,8 @@ from inflight_engine.scheduling.plan import PrefillChunk, Slots, SlotStart
 from inflight_engine.scheduling.queues import WaitingQueues
 from inflight_engine.scheduling.slots import SlotTable
 from inflight_engine.scheduling.stops import StopTokens
+
+_COMMON_ROOT = root_hash("", "")
 
 
 class Running:
@@ -41,7 +43,7 @@ class Running:
     """
 
     def __init__(
-        self, pool: BlockPool, table: SlotTable, decodes: DecodeGroup, queues: WaitingQueues, config: SchedulerConfig
+        self, pool: BlockPool, table: SlotTable, decodes: DecodeGroup, queues: WaitingQueues, *, prefix_caching: bool
     ) -> None:
         self.pool = pool
         self.table = table
@@ -57,7 +59,7 @@ class Running:
         self.tenants: Counter[str] = Counter()
         self._new_extensions: dict[int, None] = {}
         """Slots that are extended and were in no plan since."""
-        self._config = config
+        self._prefix_caching = prefix_caching
         self._queues = queues
 
     def start(self, request: Request, block_ids: BlockIds, num_computed: int, num_shared: int) -> None:
@@ -111,7 +113,7 @@ class Running:
     def _num_held(self, slots: list[int] | Slots) -> int:
         """Count the blocks of slots. A block that several share counts once: tables may be far longer than what they
         take."""
-        if not self._config.prefix_caching or len(slots) < 2:
+        if not self._prefix_caching or len(slots) < 2:
             return int(self.table.num_blocks[slots].sum())
         held = np.zeros(self.pool.num_blocks, np.bool_)
         held[np.concatenate([self.table.table(slot) for slot in slots])] = True
@@ -186,8 +188,8 @@ class Running:
         self._stop_decoding(slot)
         request = self.table.request(slot)
         request.output_token_ids = np.concatenate([request.output_token_ids, token_ids])
-        if self._config.hashes_blocks:  # of all, as of a new request: it may be preempted before they are computed
-            hash_blocks(request, request.num_tokens, self._config)
+        if self._prefix_caching:  # of all, as of a new request: it may be preempted before they are computed
+            hash_blocks(request, request.num_tokens, self.pool.block_size)
         num_uncomputed = len(token_ids) + 1
         self.table.extend(slot, block_ids, request.num_tokens - num_uncomputed)
         self.num_uncomputed_tokens += num_uncomputed
@@ -266,20 +268,21 @@ class Running:
 
     def register(self, request: Request, slot: int, num_tokens: int) -> list[int]:
         """Tell the prefix cache what the slot's full blocks of so many tokens contain; returns those new to it."""
-        if not self._config.hashes_blocks:
+        if not self._prefix_caching or not _shares(request):
             return []
         block_size = self.pool.block_size
         known, full = int(self.table.num_registered[slot]), num_tokens // block_size
         if full <= known:
             return []
         if len(request.block_hashes) < full:
-            hash_blocks(request, full * block_size, self._config)
+            hash_blocks(request, full * block_size, block_size)
         self.table.num_registered[slot] = full
         blocks = self.table.table(slot)[known:full]
         registered = self.pool.register(blocks, request.block_hashes[known:full])
         if registered and self.pool.events is not None:
-            for run in _runs(known + np.flatnonzero(np.isin(blocks, registered))):
-                self.pool.events.append(_stored(request, run, self._config))
+            whole = len(registered) == len(blocks)
+            runs = [range(known, full)] if whole else _runs(known + np.flatnonzero(np.isin(blocks, registered)))
+            self.pool.events += [_stored(request, run, block_size) for run in runs]
         return registered
 
 
@@ -295,10 +298,12 @@ def all_tokens(request: Request) -> TokenIds:
     return np.concatenate([request.prompt_token_ids, request.output_token_ids])
 
 
-def hash_blocks(request: Request, num_tokens: int, config: SchedulerConfig) -> None:
-    """Extend `block_hashes` to all full blocks of the request's first `num_tokens` tokens."""
-    hashed, block_size = len(request.block_hashes), config.block_size
-    parent = request.block_hashes[-1] if hashed else _root(request, config)
+def hash_blocks(request: Request, num_tokens: int, block_size: int) -> None:
+    """Extend `block_hashes` to all full blocks of the request's first `num_tokens` tokens, where it shares blocks."""
+    if not _shares(request):
+        return
+    hashed = len(request.block_hashes)
+    parent = request.block_hashes[-1] if hashed else _root(request)
     tokens = all_tokens(request)[hashed * block_size : num_tokens]
     request.block_hashes += block_hashes(tokens, block_size, parent)
 
@@ -309,21 +314,25 @@ def _runs(numbers: npt.NDArray[np.intp]) -> list[range]:
     return [range(int(part[0]), int(part[-1]) + 1) for part in parts]
 
 
-def _stored(request: Request, run: range, config: SchedulerConfig) -> BlocksStored:
+def _stored(request: Request, run: range, block_size: int) -> BlocksStored:
     """Describe these blocks of a request that is not decoding."""
-    start, end, block_size = run.start, run.stop, config.block_size
+    start, end = run.start, run.stop
     tokens = all_tokens(request)[start * block_size : end * block_size]
+    root = _root(request) if start == 0 else _COMMON_ROOT
     return BlocksStored(
         hashes=b"".join(request.block_hashes[start:end]),
         parent=request.block_hashes[start - 1] if start else b"",
-        root=b"" if start else _root(request, config),
+        root=b"" if root == _COMMON_ROOT else root,
         token_ids=tokens.astype("<i4", copy=False).tobytes(),
     )
 
 
-def _root(request: Request, config: SchedulerConfig) -> bytes:
-    if config.prefix_caching and request.sampling.prompt_logprobs is None:
-        return root_hash(request.scheduling.tenant, request.scheduling.cache_salt)
-    # What others have computed would leave out prompt tokens whose log-probabilities are asked for. Of what the request
-    # itself had computed before a preemption they are reported, so it may go on from there.
-    return private_root_hash(request.order)
+def _root(request: Request) -> bytes:
+    return root_hash(request.scheduling.tenant, request.scheduling.cache_salt)
+
+
+def _shares(request: Request) -> bool:
+    """Tell whether a request may find blocks with computed tokens, and leaves its own to be found. What is found would
+    leave out prompt tokens whose log-probabilities are asked for. Blocks that only such a request could find would
+    take the place of others in the prefix cache."""
+    return request.sampling.prompt_logprobs is None

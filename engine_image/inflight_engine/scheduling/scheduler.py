@@ -39,9 +39,9 @@ class Scheduler:
     who reaches its length is not planned again, though it keeps slot and blocks until `update`. A stop token shows
     when its request is in the next plan already: the extra token is discarded (`discarded_slots`).
 
-    A plan made ahead pauses and preempts no request: the victim's last token would be unknown when it is queued,
-    counted. Where blocks or budget run out `schedule` returns None and decides after
-    `update`, which costs one step without overlap, next to the recomputing that follows.
+    A plan made ahead pauses and preempts no request: the victim's last token would be unknown when it is queued.
+    Where blocks or budget run out `schedule` returns None and decides after `update`, which costs one step without
+    overlap, next to the recomputing that follows.
 
     Slots and blocks that `update` frees may be in the step in flight still. Steps are computed in the order of their
     plans, copies included, so what a later plan puts there comes after what that step writes. What it writes to a block
@@ -83,11 +83,12 @@ class Scheduler:
         decodes = make_decodes(table, config.num_blocks, config.block_size)
         self.config = config
         self.queues = WaitingQueues(config)
-        self.running = Running(pool, table, decodes, self.queues, config)
+        self.running = Running(pool, table, decodes, self.queues, prefix_caching=config.prefix_caching)
         self.deadlines = Deadlines(config, pool)
         self.offload = Offload(
-            HostTier(config.num_host_blocks, config.block_size) if config.has_tier else None,
+            HostTier(config.num_host_blocks, config.block_size, pool.events) if config.has_tier else None,
             pool,
+            longest=self._longest,
             always=config.preemption == "swap",
             cost=lambda: self.deadlines.cost,
         )
@@ -268,8 +269,8 @@ class Scheduler:
         if request.request_id in self._requests:
             raise ValueError(f"request id {request.request_id} is in use")
         request.order = self._num_orders
-        if self.config.hashes_blocks:
-            hash_blocks(request, request.num_tokens, self.config)
+        if self.config.prefix_caching:
+            hash_blocks(request, request.num_tokens, self.config.block_size)
         request.latest_start = self.deadlines.latest_start(
             request, self.num_running, self._limits.max_num_batched_tokens
         )

@@ -1,12 +1,13 @@
-"""Runs the HTTP server around a started engine process."""
+"""Runs the HTTP server, and that of gRPC, around a started engine process."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -21,6 +22,8 @@ from inflight_engine.server.service import Service
 from inflight_engine.server.settings.config import ServerConfig
 
 if TYPE_CHECKING:
+    from inflight_engine.server.kv_events.publisher import KVEventPublisher
+    from inflight_engine.server.settings.kv_events import KVEventsConfig
     from inflight_engine.server.settings.tracing import TracingConfig
     from inflight_engine.server.telemetry.trace_export import TraceExport
 
@@ -34,6 +37,9 @@ LINGER_SECONDS = 5
 
 FLUSH_SECONDS = 3.0
 """For the last spans to reach the trace collector."""
+
+
+log = logging.getLogger(__name__)
 
 
 class _Server(uvicorn.Server):
@@ -53,9 +59,15 @@ def run(
     except ValueError as error:
         return f"traces cannot be sent: {error}"
     try:
+        kv_events = None if config.kv_events is None else _kv_events(config.kv_events)
+    except ValueError as error:
+        return str(error)
+    try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(config, process, listener, admin_listener, traces))
+            return runner.run(_serve(config, process, listener, admin_listener, traces, kv_events))
     finally:
+        if kv_events is not None:
+            kv_events.close()
         if traces is not None:
             traces.close(FLUSH_SECONDS)
 
@@ -66,8 +78,10 @@ async def _serve(
     listener: socket.socket,
     admin_listener: socket.socket | None,
     traces: TraceExport | None,
+    kv_events: KVEventPublisher | None,
 ) -> str | None:
     service, responses = Service(config), OpenResponses()
+    service.session.kv_events = kv_events
     if traces is not None:
         service.spans = traces.spans(config.served_model_name)
         service.metrics.spans = traces.counts
@@ -79,16 +93,37 @@ async def _serve(
     servers = [_start(create_app(service, responses, lifecycle.drain, admin_port), listener)]
     if admin_listener is not None:
         servers.append(_start(create_admin_app(service, responses, lifecycle.drain), admin_listener))
+    try:
+        stop_grpc = None if config.grpc_port is None else await _serve_grpc(service, responses)
+    except OSError as error:
+        process.kill()
+        return str(error)
     await service.session.link.connect(process.socket)
     failure = await lifecycle.run()
-    await close(servers)
+    await asyncio.gather(close(servers), *([] if stop_grpc is None else [stop_grpc(LINGER_SECONDS)]))
     return failure
+
+
+async def _serve_grpc(service: Service, responses: OpenResponses) -> Callable[[float], Awaitable[None]]:
+    """Start the gRPC server. Returns what stops it within so many seconds."""
+    from inflight_engine.server.grpc.server import serve_grpc  # imports gRPC
+
+    server, port = await serve_grpc(service, responses)
+    log.info("gRPC on %s port %d", service.config.host, port)
+    stop: Callable[[float], Awaitable[None]] = server.stop
+    return stop
 
 
 def _trace_export(config: TracingConfig) -> TraceExport:
     from inflight_engine.server.telemetry.trace_export import TraceExport  # imports OpenTelemetry's SDK
 
     return TraceExport(config)
+
+
+def _kv_events(config: KVEventsConfig) -> KVEventPublisher:
+    from inflight_engine.server.kv_events.publisher import KVEventPublisher  # imports ZeroMQ
+
+    return KVEventPublisher(config)
 
 
 async def close(servers: Sequence[tuple[uvicorn.Server, asyncio.Task[None]]]) -> None:

@@ -100,7 +100,7 @@ class EnginePool:
         idle = None if fresh else self._idle.get(address)
         if idle:
             connection = idle[-1]
-            self.remove(connection)
+            self._take(connection)
         else:
             connection = EngineConnection(self, address)
             self._connecting[connection] = asyncio.get_running_loop().create_task(self._connect(connection))
@@ -155,10 +155,15 @@ class EnginePool:
             connection.close()
 
     def remove(self, connection: EngineConnection) -> None:
-        """Removes a connection that is idle no more, or given up."""
+        """Removes a connection that is closed or given up."""
         task = self._connecting.pop(connection, None)
         if task is not None:
             task.cancel()
+        self._take(connection)
+
+    def _take(self, connection: EngineConnection) -> None:
+        """Removes a connection that is idle no more. The task that made it may not have ended: to cancel it would close
+        the connection."""
         if self._idle_until.pop(connection, None) is not None:
             idle = self._idle[connection.address]
             idle.remove(connection)

@@ -63,6 +63,9 @@ HTTP_PORT_NAME = "http"
 ADMIN_PORT_NAME = "admin"
 """Name of the port for admin calls and metrics, in pods only. Engines of earlier releases have none."""
 
+GRPC_PORT_NAME = "grpc"
+"""Name of the port of vLLM's gRPC API, in pods and Services of engines that have it."""
+
 METRICS_PORT_NAME = "metrics"
 """Name of the port of the metrics page, in pods whose engine of type custom has a port of its own for it."""
 
@@ -70,6 +73,8 @@ ENGINE_PORT = 8000
 """Port of the OpenAI API; also the default for a container that declares none, such as a third-party engine."""
 
 ADMIN_PORT = 8001
+
+GRPC_PORT = 50051
 
 GATEWAY_HTTP_PORT = 8080
 """Port of the OpenAI API of all services in a gateway pod, where its Service does not say."""

@@ -7,17 +7,16 @@ import asyncio
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Generic, TypeVar
-from weakref import WeakValueDictionary
 from zlib import crc32
 
 from inflight_base.http.engine_pool import EngineConnection, EnginePool, Loss
 from inflight_base.http.heads import Headers, find
 from inflight_base.page.names import renamed
+from inflight_base.page.places import Places, Turns
 from inflight_base.page.reader import PageError
 
 logger = logging.getLogger(__name__)
@@ -28,10 +27,9 @@ MAX_BODY = 2**20
 MAX_ERROR = 200
 """Most characters of an error that are kept; an engine may have written them."""
 
-_SMALL_PAGE, _LARGE_AT_ONCE, _LARGE_OF_GROUP = 2**17, 64, 16
-"""Bytes of a page from which it is read on only together with so many others, and with so many of its group: a number
-of hostile engines must not fill the memory, nor those of one service keep the pages of others from being read. A place
-is held for the timeout of a scrape at most."""
+_SMALL_PAGE, _LARGE_AT_ONCE, _PLACE_SECONDS = 2**17, 64, 0.25
+"""Bytes of a page from which it is read on only together with so many others, and the seconds after which one of these
+gives way to another: hostile engines must not fill the memory, nor keep the pages of others from being read."""
 
 _RETRIES = 2
 """Failures in a row after which a scrape is tried again soon."""
@@ -85,7 +83,8 @@ class Scraper(ABC, Generic[E]):
 
     An engine is scraped when it is added, then at its own offset in each interval. After consecutive failures it is
     scraped less often, at least once in `max_back_off` intervals. A connection to each is kept from scrape to scrape.
-    Single-threaded: everything happens in the event loop.
+    Where scrapes wait for others to end, the groups of their engines take turns. Single-threaded: everything happens in
+    the event loop.
 
     Args:
         agent: `User-Agent` of the requests.
@@ -94,10 +93,11 @@ class Scraper(ABC, Generic[E]):
         timeout: seconds for one scrape, from connecting to the last byte.
         concurrency: maximum scrapes in flight.
         max_per_second: most scrapes of all engines together; above it each engine is scraped less often.
-        large_page: bytes; an engine with a larger page is scraped less often, by as much as it is larger: a hostile
-            one takes no larger part of the time for reading pages.
+        large_page: bytes; an engine whose page is n times as large is scraped once in n intervals: a hostile one takes
+            no larger part of the time for reading pages.
+        stale_after: seconds after which a sample is of no use: large pages are scraped before if intervals are shorter.
         retry: seconds after the first two failures until the next scrape; None: as after a success.
-        stretch: factor of `interval` and `timeout` now.
+        stretch: factor of `interval`, `timeout` and `stale_after` now.
     """
 
     def __init__(
@@ -111,6 +111,7 @@ class Scraper(ABC, Generic[E]):
         max_per_second: float = math.inf,
         max_back_off: int = 1,
         large_page: float = math.inf,
+        stale_after: float = math.inf,
         retry: float | None = None,
         stretch: Callable[[], float] = lambda: 1.0,
     ) -> None:
@@ -126,13 +127,13 @@ class Scraper(ABC, Generic[E]):
         self._max_per_second = max_per_second
         self._max_back_off = max_back_off
         self._large_page = large_page
+        self._stale_after = stale_after
         self._retry = retry
         self._stretch = stretch
         self._num_engines = 0
         self._num_running = 0
-        self._due: deque[E] = deque()
-        self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
-        self._large_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._due: Turns[E] = Turns()
+        self._large = Places(_LARGE_AT_ONCE, _PLACE_SECONDS)
 
     @abstractmethod
     def scraped(self, engine: E, body: bytes, began: float) -> None:
@@ -152,7 +153,7 @@ class Scraper(ABC, Generic[E]):
         if delay > 0:
             engine.pending = asyncio.get_running_loop().call_later(delay, self._fall_due, engine)
         else:
-            self._due.append(engine)
+            self._due.add(engine.group, engine)
             self._start()
 
     def drop(self, engine: E) -> None:
@@ -168,7 +169,7 @@ class Scraper(ABC, Generic[E]):
 
     def _start(self) -> None:
         while self._due and self._num_running < self._concurrency:
-            engine = self._due.popleft()
+            engine = self._due.next()
             if engine.kept:
                 self._num_running += 1
                 engine.pending = task = asyncio.create_task(self._scrape(engine), name=f"scrape {engine.key}")
@@ -180,7 +181,7 @@ class Scraper(ABC, Generic[E]):
 
     def _fall_due(self, engine: E) -> None:
         engine.pending = None
-        self._due.append(engine)
+        self._due.add(engine.group, engine)
         self._start()
 
     def _wait(self, engine: E, now: float) -> float:
@@ -189,8 +190,11 @@ class Scraper(ABC, Generic[E]):
         if self._retry is not None and 0 < engine.failures <= _RETRIES:
             return self._retry
         interval = max(self._interval * self._stretch(), self._num_engines / self._max_per_second)
-        interval *= max(1.0, engine.page_bytes / self._large_page)
         intervals = 1 if engine.failures < 2 else min(2 ** min(engine.failures - 1, 10), self._max_back_off)
+        if engine.page_bytes > self._large_page:
+            # The offset may be half an interval later, and the page takes its time.
+            fresh = (self._stale_after - self._timeout) * self._stretch() / interval - 0.5
+            intervals *= max(1, math.floor(min(engine.page_bytes / self._large_page, fresh)))
         moment = crc32(engine.key.encode()) / 2**32 * interval
         earliest = now + (intervals - 0.5) * interval
         return moment + math.ceil((earliest - moment) / interval) * interval - now
@@ -236,18 +240,11 @@ class Scraper(ABC, Generic[E]):
         page = _Page(engine, self._pool, address, request)
         try:
             if not await page.read():
-                async with self._places_of(engine.group), self._large:
+                async with self._large.held(engine.group, page.give_way):
                     await page.read()
         finally:
             page.cancel()
         return bytes(page.body)
-
-    def _places_of(self, group: str) -> asyncio.Semaphore:
-        """Returns the places of a group, which exist while one of its pages is being read."""
-        places = self._large_of.get(group)
-        if places is None:
-            self._large_of[group] = places = asyncio.Semaphore(_LARGE_OF_GROUP)
-        return places
 
 
 class _Page:
@@ -287,6 +284,12 @@ class _Page:
         call, self._call = self._call, None
         if call is not None:
             call.cancel()
+
+    def give_way(self) -> None:
+        """Ends the call: others wait for the place of this page."""
+        self._fail(
+            PageError(f"{len(self.body)} bytes came, and no more within {_PLACE_SECONDS:g} s, while others waited")
+        )
 
     def _send(self, *, fresh: bool) -> None:
         self._call = call = self._pool.call(self._address, self, fresh=fresh)

@@ -55,7 +55,7 @@ _SCALAR_BYTES = 32
 """Most bytes of the JSON text of a number or a Boolean value. Engines refuse longer ones."""
 
 _ABSENT = msgspec.Raw()
-_TRUE = msgspec.Raw(b"true")
+_NO_ECHO = (_ABSENT, msgspec.Raw(b"false"), msgspec.Raw(b"null"))
 
 _DEFAULT_TIERS = ("auto", "default", "standard_only")
 """Values of `service_tier` that mean the default class: OpenAI's and Anthropic's."""
@@ -178,11 +178,12 @@ def _most_tokens(fields: _Fields, api: Api) -> int | None:
 
 
 def _scores(fields: _Fields, api: Api) -> int:
-    """Returns `Body.scores`: those of the likeliest tokens, and that of the token itself."""
+    """Returns `Body.scores`: those of the likeliest tokens, and that of the token itself. In vLLM, -1 asks for those of
+    all tokens, and `echo` may be a number or a word."""
     if api is not Api.OPENAI:
         return 0
-    counts = (_count(fields.prompt_logprobs), _count(fields.logprobs) if fields.echo == _TRUE else None)
-    return max((each + 1 for each in counts if each is not None), default=0)
+    counts = (_number(fields.prompt_logprobs), None if fields.echo in _NO_ECHO else _number(fields.logprobs))
+    return max((MAX_SCORES if each < 0 else each + 1 for each in counts if each is not None), default=0)
 
 
 def _prompts_read(fields: _Fields, api: Api) -> tuple[int, int, bytes]:

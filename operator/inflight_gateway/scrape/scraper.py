@@ -26,8 +26,8 @@ RETRY_SECONDS = 1.0
 """Seconds until a lost scrape is repeated, however rarely an engine is scraped."""
 
 LARGE_PAGE = 2**16
-"""Bytes of a page above which its engine is scraped less often. A page of vLLM has 50 to 100 kB, one of ours 2 kB;
-reading a hostile one of 1 MiB takes some 20 ms."""
+"""Bytes of a page; an engine with one of twice as many and more is scraped less often. A page of vLLM has 50 to 100 kB,
+one of ours 2 kB; reading a hostile one of 1 MiB takes some 20 ms."""
 
 MAX_AT_ONCE = 2 * MAX_PER_SECOND
 """Most scrapes in flight: a hanging engine takes `TIMEOUT_SECONDS` and `CONNECT_SECONDS`, and so delays no other."""

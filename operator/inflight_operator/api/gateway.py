@@ -9,7 +9,7 @@ from pydantic import AfterValidator, ConfigDict, Field
 from inflight_base.manifest import defaults
 from inflight_operator.api.base import SpecModel, validation
 from inflight_operator.api.duration import Duration, duration_field
-from inflight_operator.api.template import INT_OR_STRING, readable_quantity
+from inflight_operator.api.pods.template import INT_OR_STRING, readable_quantity
 
 MOST = 1_000_000_000
 """Highest rate limit: more than any fleet serves in a minute."""

@@ -9,7 +9,7 @@ from inflight_base.manifest import engines
 from inflight_base.manifest.engines import EngineType
 from inflight_base.manifest.lenient import Part
 from inflight_base.manifest.units import parse_duration, parse_share
-from inflight_operator.api.rollout import WAVE, Rollout
+from inflight_operator.api.pods.rollout import WAVE, Rollout
 from inflight_operator.api.spec import InferenceServiceSpec
 from inflight_operator.api.types import InferenceService
 from inflight_settings.limits import Limits, LimitsBounds

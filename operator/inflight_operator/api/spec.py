@@ -9,16 +9,16 @@ from pydantic import ConfigDict, Field
 from inflight_base.manifest import defaults
 from inflight_base.manifest.names import CLASS_PATTERN, DEFAULT_CLASS
 from inflight_operator.api.base import SpecModel, Timestamp, rule, validation, validations
-from inflight_operator.api.cost import Cost
 from inflight_operator.api.duration import Duration, duration_field
-from inflight_operator.api.engine import OWN_FLAGS, Accelerator, Engine, Model
-from inflight_operator.api.engine_rules import engine_rules
+from inflight_operator.api.engine.fields import OWN_FLAGS, Accelerator, Engine, Model
+from inflight_operator.api.engine.rules import engine_rules
 from inflight_operator.api.gateway import Gateway
-from inflight_operator.api.network import NETWORK_RULE, NetworkPolicy
-from inflight_operator.api.rollout import ROLLOUT_RULES, Rollout
+from inflight_operator.api.pods.cost import Cost
+from inflight_operator.api.pods.network import NETWORK_RULE, NetworkPolicy
+from inflight_operator.api.pods.rollout import ROLLOUT_RULES, Rollout
+from inflight_operator.api.pods.scheduling import BOUNDS
+from inflight_operator.api.pods.template import PodTemplate
 from inflight_operator.api.scaling import Scaling
-from inflight_operator.api.scheduling import BOUNDS
-from inflight_operator.api.template import PodTemplate
 from inflight_settings.limits import HIGHEST_LIMITS
 from inflight_settings.scheduling import SchedulingSettings
 from inflight_settings.setting import settings_of
@@ -202,6 +202,12 @@ class InferenceServiceSpec(SpecModel):
                 "gateway.inferencePool.enabled needs gateway.enabled true: the gateway's picker chooses the engines for"
                 " other gateways",
                 fieldPath=".gateway.inferencePool.enabled",
+            ),
+            rule(
+                "!has(self.gateway.auth) || !self.engine.?grpc.orValue(false)",
+                "engine.grpc and gateway.auth exclude each other: with gateway.auth engines take only requests that the"
+                " gateway signed, and it forwards no gRPC",
+                fieldPath=".engine.grpc",
             ),
             rule(
                 "!self.gateway.enabled || !has(self.engine.extraArgs)"

@@ -80,6 +80,27 @@ class LimitsStatus(LimitsPair):
         self.__pydantic_fields_set__.add("summary")
 
 
+class CorrectionStatus(StatusModel):
+    """A correction of the cost model by measurements."""
+
+    share: float = Field(description="Factor, above 0 and below 1.")
+    until: Timestamp = Field(description="End of the correction, unless measurements renew it.")
+
+
+class TuningStatus(StatusModel):
+    """Corrections of the cost model by measurements, which a new operator process continues with."""
+
+    tpot_target: CorrectionStatus | None = Field(
+        default=None,
+        description="Share of the TPOT target that tuning solves for, because tokens came later than the cost model"
+        " says.",
+    )
+    kv_cache: CorrectionStatus | None = Field(
+        default=None,
+        description="Share of the usual part of the KV cache that tuning solves for, because requests were preempted.",
+    )
+
+
 class ObservedStatus(StatusModel):
     """Last reports of the ready engines, combined."""
 
@@ -203,6 +224,9 @@ class InferenceServiceStatus(StatusModel):
     engine: EngineStatus | None = Field(default=None, description="Engine release of the pods.")
     limits: LimitsStatus | None = Field(
         default=None, description="Limits that engines run with now. Absent with engine.type custom."
+    )
+    tuning: TuningStatus | None = Field(
+        default=None, description="Corrections of the cost model by measurements. Absent without any."
     )
     queue: QueueStatus | None = Field(
         default=None, description="Requests that wait. Absent while neither engines nor the gateway report."

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from inflight_operator.decide.conditions import DeploymentView
-from inflight_operator.decide.pod_problems import QUEUE_GATES
+from inflight_operator.decide.status.conditions import DeploymentView
+from inflight_operator.decide.status.pod_problems import QUEUE_GATES
 from inflight_operator.observe.pods import PodView
 
 _ROOM = ("Insufficient ", "anti-affinity", "topology spread", "No preemption victims")

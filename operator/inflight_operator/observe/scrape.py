@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
@@ -17,8 +18,8 @@ MAX_BACK_OFF = 4
 """Maximum scrape intervals between two scrapes of a pod that fails."""
 
 LARGE_PAGE = 2**18
-"""Bytes of a page above which its pod is scraped less often: a page of 800 kB takes some 12 ms of the event loop. Only
-the samples that are read are asked for, so pages of real engines are much smaller."""
+"""Bytes of a page; one of twice as many and more is read in every other interval: a page of 800 kB takes some 12 ms of
+the event loop. Only the samples that are read are asked for, so pages of real engines are much smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,8 @@ class ScrapePool(Scraper[_Pod]):
         timeout: seconds for one scrape, from connecting to the last byte.
         span: seconds that windows look back; see `Window`.
         concurrency: maximum scrapes in flight.
-        stretch: factor of `interval` and `timeout` now.
+        stale_after: age in seconds from which a sample is stale.
+        stretch: factor of `interval`, `timeout` and `stale_after` now.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class ScrapePool(Scraper[_Pod]):
         timeout: float = 2.0,
         span: float = 30.0,
         concurrency: int = 256,
+        stale_after: float = math.inf,
         stretch: Callable[[], float] = lambda: 1.0,
     ) -> None:
         super().__init__(
@@ -81,6 +84,7 @@ class ScrapePool(Scraper[_Pod]):
             concurrency=concurrency,
             max_back_off=MAX_BACK_OFF,
             large_page=LARGE_PAGE,
+            stale_after=stale_after,
             stretch=stretch,
         )
         self._span = span

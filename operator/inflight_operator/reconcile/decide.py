@@ -7,18 +7,18 @@ from dataclasses import replace
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import SERVICE_LABEL
 from inflight_operator.api.status import Decision as RecordedDecision
-from inflight_operator.decide.autopilot import DemandMemory
-from inflight_operator.decide.conditions import Finding, Metrics, Status, find_conditions, held
 from inflight_operator.decide.decision import Decision, Number, Reason
 from inflight_operator.decide.draining import deletion_costs
-from inflight_operator.decide.foreign_fit import ForeignFit
-from inflight_operator.decide.gateway_conditions import GatewayFacts, pool_condition, with_gateway
-from inflight_operator.decide.pods import Pods, classify
+from inflight_operator.decide.replicas.autopilot import DemandMemory
+from inflight_operator.decide.replicas.foreign_fit import ForeignFit
+from inflight_operator.decide.replicas.scaling import ScalingDecision
 from inflight_operator.decide.rollouts import releases
-from inflight_operator.decide.scaling import ScalingDecision
-from inflight_operator.decide.sentences import sentence
-from inflight_operator.decide.tuning import TuningMode
-from inflight_operator.decide.tuning_types import TuningState
+from inflight_operator.decide.status.conditions import Finding, Metrics, Status, find_conditions, held
+from inflight_operator.decide.status.gateway_conditions import GatewayFacts, pool_condition, with_gateway
+from inflight_operator.decide.status.pods import Pods, classify
+from inflight_operator.decide.status.sentences import sentence
+from inflight_operator.decide.tuning.tune import TuningMode
+from inflight_operator.decide.tuning.types import TuningState
 from inflight_operator.observe.gateway_view import GatewayView
 from inflight_operator.reconcile.front import Front, front
 from inflight_operator.reconcile.limits import (
@@ -30,7 +30,7 @@ from inflight_operator.reconcile.limits import (
     tunable_pods,
     tuned_limits,
 )
-from inflight_operator.reconcile.memory import Memory, Rendered
+from inflight_operator.reconcile.memory import Memory, Rendered, engine_of
 from inflight_operator.reconcile.plan import Plan
 from inflight_operator.reconcile.replicas import Scaled, scale
 from inflight_operator.reconcile.snapshot import Snapshot, deployment_view
@@ -100,9 +100,8 @@ def decide(snapshot: Snapshot, memory: Memory) -> Plan:
 
 def _brought_up_to(snapshot: Snapshot, memory: Memory) -> Memory:
     """Returns the memory that still applies to this service, updated from the snapshot."""
-    engine = f"{snapshot.policy.engine}/{snapshot.image}"
+    engine = engine_of(snapshot.policy, snapshot.image)
     if memory.engine != engine:
-        # Measurements of another model, image or accelerator do not apply to this one.
         state = TuningState(window_start=snapshot.now)
         demand = replace(memory.demand, replica=None, fit=ForeignFit())
         memory = replace(memory, engine=engine, tuning=state, tuning_reason=None, demand=demand, needed=DemandMemory())

@@ -42,12 +42,14 @@ class ExecutorState:
 
     Attributes:
         secret_at: when the admin token's Secret was last written anew.
-        unmarked_since: since when a scale-down waits for deletion costs; None while none does.
+        unmarked_since: since when deletion costs are not taken; None while they are. unmarked_last: when the last one
+            was not.
     """
 
     children: ChildrenState = field(default_factory=ChildrenState)
     secret_at: float = float("-inf")
     unmarked_since: float | None = None
+    unmarked_last: float = float("-inf")
 
 
 class Executor:
@@ -73,7 +75,8 @@ class Executor:
 
         Returns:
             The failure, and whether the scale-down waits for the next round, which may succeed: without its cost, a
-            busy pod may be deleted. It waits `COSTS_PATIENCE_SECONDS` at most.
+            busy pod may be deleted. It waits `COSTS_PATIENCE_SECONDS` at most, and later ones no more, until costs are
+            taken again or none was set for as long.
         """
         if ("Deployment", child_names(key.name).main) in state.children.refused:
             return {}, False
@@ -90,12 +93,14 @@ class Executor:
         found = await asyncio.gather(*(mark(pod, cost) for pod, cost in plan.deletion_costs.items()))
         errors = [error for error in found if error is not None]
         if not errors:
-            state.unmarked_since = None
+            if found:
+                state.unmarked_since = None
             return {}, False
         logger.warning("%s: %d of %d deletion costs: %s", key, len(errors), len(found), errors[0])
         now = self._clock.steady()
-        if state.unmarked_since is None:
+        if state.unmarked_since is None or now - state.unmarked_last > COSTS_PATIENCE_SECONDS:
             state.unmarked_since = now
+        state.unmarked_last = now
         waits = any(one.status in _TRANSIENT for one in errors)
         said = str(errors[0])
         if waits and now - state.unmarked_since >= COSTS_PATIENCE_SECONDS:

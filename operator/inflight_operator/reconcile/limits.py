@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from inflight_operator.decide.decision import Decision
 from inflight_operator.decide.override import decide_override
-from inflight_operator.decide.tuning import TuningMode, decide_tuning
-from inflight_operator.decide.tuning_model import end_canary, modelled_limits
-from inflight_operator.decide.tuning_types import TuningState
+from inflight_operator.decide.tuning.model import end_canary, modelled_limits
+from inflight_operator.decide.tuning.tune import TuningMode, decide_tuning
+from inflight_operator.decide.tuning.types import TuningState
 from inflight_operator.observe.metrics import Sample
 from inflight_operator.observe.pods import PodView
 from inflight_operator.reconcile.memory import CanaryInForce, Memory
@@ -69,14 +69,17 @@ def tuned_limits(snapshot: Snapshot, memory: Memory) -> Tuned:
     mode = snapshot.policy.tuning
     if any(field.startswith(_TUNING) for field in snapshot.unread):
         mode = TuningMode.RECOMMEND
-    slo = mean_slo(snapshot.policy, memory.demand)
+    slo, model = mean_slo(snapshot.policy, memory.demand), tuning_model(snapshot, memory.demand)
+    # Pods are compared at the end of a window, or earlier by the first move of a service.
+    full = snapshot.now - state.window_start >= snapshot.tuning.window
+    compared = tunable if full or (model is not None and state.episode is None) else {}
     decision = decide_tuning(
         mode,
-        tuning_view(snapshot.window, state.window_start, snapshot.now, slo, tunable),
+        tuning_view(snapshot.window, state.window_start, snapshot.now, slo, compared),
         memory.limits.limits,
         limits_bounds(snapshot.policy),
         slo,
-        tuning_model(snapshot, memory.demand),
+        model,
         state,
         snapshot.tuning,
     )

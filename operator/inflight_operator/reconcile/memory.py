@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from inflight_base.manifest import Manifest
+from inflight_operator.api.status import CorrectionStatus
 from inflight_operator.api.types import InferenceService
-from inflight_operator.decide.autopilot import DemandMemory
-from inflight_operator.decide.behavior import ScalingHistory
 from inflight_operator.decide.decision import Reason
-from inflight_operator.decide.demand import DemandHistory
-from inflight_operator.decide.pods import StartUps
-from inflight_operator.decide.tuning_types import TuningState
+from inflight_operator.decide.replicas.autopilot import DemandMemory
+from inflight_operator.decide.replicas.behavior import ScalingHistory
+from inflight_operator.decide.replicas.demand import DemandHistory
+from inflight_operator.decide.status.pods import StartUps
+from inflight_operator.decide.tuning.model import LEAST_MEMORY, TIGHTEST
+from inflight_operator.decide.tuning.types import TuningPolicy, TuningState
 from inflight_operator.reconcile.policy import Policy
 from inflight_operator.render.plan import ChildPlan, Settings
 from inflight_settings.limits import Limits, LimitsInForce
@@ -53,7 +56,7 @@ class Memory:
 
     Attributes:
         uid: uid of the service; another uid means another service of the same name.
-        engine: `Policy.engine` that the tuning state belongs to.
+        engine: model, accelerator and release of the engines that the tuning state belongs to; see `engine_of`.
         replicas: ordered from the Deployment.
         limits: limits in force on the engines.
         before_override: the limits that return at the end of an override; None while none is in force.
@@ -98,7 +101,14 @@ class Memory:
         return max(self.limits.revision, self.canary.in_force.revision if self.canary is not None else 0)
 
 
-def first_memory(service: InferenceService, policy: Policy, ordered: int | None, now: float, at: datetime) -> Memory:
+def engine_of(policy: Policy, image: str) -> str:
+    """Returns what measurements apply to: they do not apply to another model, image or accelerator."""
+    return f"{policy.engine}/{image}"
+
+
+def first_memory(
+    service: InferenceService, policy: Policy, ordered: int | None, now: float, at: datetime, image: str = ""
+) -> Memory:
     """Returns the memory of a new operator process, from the service's status and its Deployment.
 
     Args:
@@ -106,6 +116,7 @@ def first_memory(service: InferenceService, policy: Policy, ordered: int | None,
         ordered: replicas of the live Deployment; None without one.
         now: time on the steady clock.
         at: the same moment by the calendar.
+        image: engine image of the live pod template; empty without one.
     """
     status = service.status
     if status.limits is not None:
@@ -119,13 +130,34 @@ def first_memory(service: InferenceService, policy: Policy, ordered: int | None,
     held = {one.type for one in status.conditions if one.status == "True"}
     return Memory(
         uid=service.metadata.uid,
-        engine=policy.engine,
+        engine=engine_of(policy, image),
         replicas=kept if ordered is None else ordered,
         limits=limits,
         before_override=None if override is None else override.before.limits,
         first_revision=int(at.timestamp()),
-        tuning=TuningState(window_start=now),
+        tuning=_tuning(service, now, at, image),
         routed_since=float("-inf") if "Ready" in held else None,
         waking="Waking" in held,
         moving=1 if status.engine is not None and status.engine.upgrade in ("Moving", "Stuck") else None,
     )
+
+
+def _tuning(service: InferenceService, now: float, at: datetime, image: str) -> TuningState:
+    """Returns the state of tuning with the corrections in the status, if they belong to this spec and engine image."""
+    status, state = service.status, TuningState(window_start=now)
+    same = status.observed_generation == service.metadata.generation
+    if status.tuning is None or not same or status.engine is None or status.engine.image != image:
+        return state
+    tighten, tighten_until = _correction(status.tuning.tpot_target, TIGHTEST, now, at)
+    memory, memory_until = _correction(status.tuning.kv_cache, LEAST_MEMORY, now, at)
+    return replace(
+        state, tighten=tighten, tighten_until=tighten_until, memory=memory, memory_until=memory_until
+    ).without_expired(now)
+
+
+def _correction(known: CorrectionStatus | None, least: float, now: float, at: datetime) -> tuple[float, float]:
+    """Returns the share, `least` at least, and its end on the steady clock."""
+    if known is None or not known.share < 1:
+        return 1.0, math.inf
+    left = (known.until - at).total_seconds()
+    return max(least, known.share), now + min(left, TuningPolicy().corrected)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from inflight_base.manifest import Manifest
-from inflight_operator.decide.autopilot import Sizing
-from inflight_operator.decide.conditions import Finding
 from inflight_operator.decide.decision import Decision
+from inflight_operator.decide.replicas.autopilot import Sizing
+from inflight_operator.decide.status.conditions import Finding
 from inflight_operator.observe.pods import PodView
 from inflight_operator.reconcile.front import Front
 from inflight_operator.reconcile.memory import CanaryInForce, Memory

@@ -8,17 +8,17 @@ from typing import Any
 from inflight_base.manifest import defaults
 from inflight_base.manifest.engines import INFLIGHT, EngineType
 from inflight_base.manifest.units import parse_duration, parse_quantity
+from inflight_operator.api.pods.rollout import Rollout
 from inflight_operator.api.resolve import capacity, engine_type, tuning_bounds
-from inflight_operator.api.rollout import Rollout
 from inflight_operator.api.scaling import ScaleDownRules, ScaleUpRules
 from inflight_operator.api.spec import SLO, InferenceServiceSpec, Tuning
 from inflight_operator.api.types import InferenceService
-from inflight_operator.decide.behavior import Behavior, ScalingPolicy, ScalingRules
 from inflight_operator.decide.override import Override
-from inflight_operator.decide.pod_problems import ServiceFacts
-from inflight_operator.decide.scaling import ScalingBounds, ScalingTargets
-from inflight_operator.decide.tuning import TuningMode
-from inflight_operator.decide.tuning_types import Slo
+from inflight_operator.decide.replicas.behavior import Behavior, ScalingPolicy, ScalingRules
+from inflight_operator.decide.replicas.scaling import ScalingBounds, ScalingTargets
+from inflight_operator.decide.status.pod_problems import ServiceFacts
+from inflight_operator.decide.tuning.tune import TuningMode
+from inflight_operator.decide.tuning.types import Slo
 from inflight_operator.render.deployment import digest, template_inputs
 from inflight_operator.render.engine_flags import ttft_target
 from inflight_operator.render.inference_pool import has_inference_pool
@@ -120,7 +120,7 @@ def policy_of(asked: InferenceService, settings: Settings) -> Policy:
             ttft_p95=ttft,
         ),
         behavior=_behavior(spec, external=external),
-        # A service that is awake has a replica: `decide.sleeping` removes the last one.
+        # A service that is awake has a replica: `decide.replicas.sleeping` removes the last one.
         bounds=ScalingBounds(max(1, spec.scaling.min_replicas), spec.scaling.max_replicas),
         price=None if spec.cost is None else float(parse_quantity(spec.cost.price_per_replica_hour)),
         currency="" if spec.cost is None else spec.cost.currency or "",

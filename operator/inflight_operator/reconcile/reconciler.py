@@ -22,8 +22,8 @@ from inflight_operator.apply.children import owner_uid
 from inflight_operator.apply.engines import LimitsPusher
 from inflight_operator.apply.kube import OperatorApi
 from inflight_operator.clock import Clock
-from inflight_operator.decide.conditions import unreadable
-from inflight_operator.decide.tuning_types import TuningPolicy
+from inflight_operator.decide.status.conditions import unreadable
+from inflight_operator.decide.tuning.types import TuningPolicy
 from inflight_operator.observe.attainment import Attainment
 from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.observe.front_view import front_view
@@ -37,7 +37,7 @@ from inflight_operator.reconcile.plan import Outcome, Plan
 from inflight_operator.reconcile.policy import Policy, policy_of, servable
 from inflight_operator.reconcile.report import findings_after, spec_problem, unreadable_status
 from inflight_operator.reconcile.reporter import Reporter, ReporterState, service_values
-from inflight_operator.reconcile.snapshot import Snapshot, fresh_samples
+from inflight_operator.reconcile.snapshot import Snapshot, engine_image, fresh_samples
 from inflight_operator.reconcile.upgrades import UpgradePace
 from inflight_operator.render.plan import Settings
 from inflight_operator.telemetry.metrics import OperatorMetrics
@@ -192,7 +192,9 @@ class Reconciler:
             return known
         deployment = self._deployment(key, service.metadata.uid)
         ordered = None if deployment is None else int(deployment["spec"].get("replicas", 0))
-        memory = first_memory(service, reading.policy, ordered, self._clock.steady(), self._clock.calendar())
+        image = "" if deployment is None else engine_image(deployment)
+        now, at = self._clock.steady(), self._clock.calendar()
+        memory = first_memory(service, reading.policy, ordered, now, at, image)
         known = self._known[key] = _ServiceState(reading, memory)
         return known
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from inflight_operator.decide.autopilot import Sizing, decide_replicas, unsized_demand
-from inflight_operator.decide.conditions import DeploymentView
 from inflight_operator.decide.decision import Reason
-from inflight_operator.decide.pods import Pods, count_replicas
-from inflight_operator.decide.scaling import Recommendation, ScalingDecision, ScalingObservation, decide_scaling
-from inflight_operator.decide.sleeping import Busy, HeldWork, SleepView, decide_sleep
-from inflight_operator.decide.tuning import TuningMode
-from inflight_operator.decide.tuning_model import tpot_share
+from inflight_operator.decide.replicas.autopilot import Sizing, decide_replicas, unsized_demand
+from inflight_operator.decide.replicas.scaling import (
+    Recommendation,
+    ScalingDecision,
+    ScalingObservation,
+    decide_scaling,
+)
+from inflight_operator.decide.replicas.sleeping import Busy, HeldWork, SleepView, decide_sleep
+from inflight_operator.decide.status.conditions import DeploymentView
+from inflight_operator.decide.status.pods import Pods, count_replicas
+from inflight_operator.decide.tuning.model import tpot_share
+from inflight_operator.decide.tuning.tune import TuningMode
 from inflight_operator.reconcile.memory import Memory
 from inflight_operator.reconcile.snapshot import Snapshot, deployment_view
 from inflight_operator.reconcile.views import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Literal
 
 from pydantic import ValidationError
@@ -16,6 +16,7 @@ from inflight_operator.api.status import (
     MAX_DECISIONS,
     CanaryStatus,
     Condition,
+    CorrectionStatus,
     CostStatus,
     Decision,
     DemandStatus,
@@ -27,12 +28,13 @@ from inflight_operator.api.status import (
     ObservedStatus,
     OverrideStatus,
     QueueStatus,
+    TuningStatus,
 )
 from inflight_operator.api.types import ServiceRecord
 from inflight_operator.decide import decision as decided
-from inflight_operator.decide.conditions import ROLLOUT_STUCK, Finding, pool_refused, stuck, summarized
 from inflight_operator.decide.decision import Number, Reason
-from inflight_operator.decide.sentences import change_text, sentence
+from inflight_operator.decide.status.conditions import ROLLOUT_STUCK, Finding, pool_refused, stuck, summarized
+from inflight_operator.decide.status.sentences import change_text, sentence
 from inflight_operator.observe.metrics import mean_kv_usage
 from inflight_operator.observe.pods import PodView
 from inflight_operator.reconcile.plan import Outcome, Plan
@@ -112,6 +114,7 @@ def build_status(
         selector=selector_string(pod_labels(service.metadata.name)),
         engine=_engine(snapshot, plan),
         limits=_limits(snapshot, plan),
+        tuning=_tuning(snapshot, plan),
         demand=_demand(snapshot, plan),
         gateway=_gateway(snapshot),
         queue=_queue(snapshot),
@@ -280,6 +283,25 @@ def _limits(snapshot: Snapshot, plan: Plan) -> LimitsStatus | None:
         modelled=None if plan.modelled is None else LimitsPair(**asdict(plan.modelled)),
         canary=None if canary is None else CanaryStatus(pod=canary.name, **asdict(canary.in_force.limits)),
     )
+
+
+def _tuning(snapshot: Snapshot, plan: Plan) -> TuningStatus | None:
+    """Returns the corrections of the cost model; None without any."""
+    state = plan.memory.tuning
+    tpot_target = _correction(snapshot, state.tighten, state.tighten_until)
+    kv_cache = _correction(snapshot, state.memory, state.memory_until)
+    if tpot_target is None and kv_cache is None:
+        return None
+    return TuningStatus(tpot_target=tpot_target, kv_cache=kv_cache)
+
+
+def _correction(snapshot: Snapshot, share: float, until: float) -> CorrectionStatus | None:
+    """Returns a correction with its end in whole minutes: the same in each round."""
+    left = min(until - snapshot.now, snapshot.tuning.corrected)
+    if share >= 1.0 or left <= 0:
+        return None
+    end = snapshot.at + timedelta(seconds=left, minutes=1)
+    return CorrectionStatus(share=round(share, 3), until=end.replace(second=0, microsecond=0))
 
 
 def _unless_same(observed: ObservedStatus | None, before: ObservedStatus | None) -> ObservedStatus | None:

@@ -17,7 +17,7 @@ from inflight_operator.api.status import MAX_DECISIONS, Decision, InferenceServi
 from inflight_operator.api.types import ServiceRecord
 from inflight_operator.apply.kube import OperatorApi
 from inflight_operator.clock import Clock, pause
-from inflight_operator.decide.sentences import FOLLOW_TRAFFIC
+from inflight_operator.decide.status.sentences import FOLLOW_TRAFFIC
 from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.observe.metrics import mean_kv_usage
 from inflight_operator.reconcile.plan import Outcome, Plan
@@ -107,13 +107,15 @@ def is_due(before: InferenceServiceStatus, after: InferenceServiceStatus, since_
     if _state_parts(before) != _state_parts(after) or _new_reasons(before, after):
         return True
     return since_written >= NUMBERS_SECONDS and (
-        _wording(before) != _wording(after) or _moved(_measurements(before), _measurements(after))
+        _wording(before) != _wording(after)
+        or before.tuning != after.tuning
+        or _moved(_measurements(before), _measurements(after))
     )
 
 
 def _state_parts(status: InferenceServiceStatus) -> tuple[Any, ...]:
     """Returns the parts that are written at once: no numbers, no wording and no reasons that follow the traffic."""
-    limits, engine = status.limits, status.engine
+    limits, engine, tuning = status.limits, status.engine, status.tuning
     external = any(one.reason in ("External", "ReplicasUnset") for one in status.conditions)
     return (
         status.observed_generation,
@@ -127,6 +129,7 @@ def _state_parts(status: InferenceServiceStatus) -> tuple[Any, ...]:
         limits and (limits.source, limits.override, limits.modelled is None),
         limits and limits.pods_in_force == status.ready_replicas,
         engine and (engine.image, engine.upgrade),
+        tuning and [one and one.share for one in (tuning.tpot_target, tuning.kv_cache)],
         status.cost and status.cost.per_hour,
         status.observed is None,
         status.gateway is None,

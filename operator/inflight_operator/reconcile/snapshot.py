@@ -11,9 +11,9 @@ from inflight_base.manifest import Manifest
 from inflight_base.manifest.pods import engine_container
 from inflight_base.manifest.slices import GatewayAddress
 from inflight_operator.api.types import InferenceService
-from inflight_operator.decide.conditions import ROLLOUT_STUCK, DeploymentView
 from inflight_operator.decide.decision import Reason
-from inflight_operator.decide.tuning_types import TuningPolicy
+from inflight_operator.decide.status.conditions import ROLLOUT_STUCK, DeploymentView
+from inflight_operator.decide.tuning.types import TuningPolicy
 from inflight_operator.observe.front_view import NO_FRONT, FrontView
 from inflight_operator.observe.gateway_view import GatewayView
 from inflight_operator.observe.metrics import Sample

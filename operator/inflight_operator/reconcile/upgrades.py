@@ -10,8 +10,8 @@ from typing import Literal
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.units import Share
-from inflight_operator.decide.conditions import DeploymentView
 from inflight_operator.decide.decision import Number, Reason
+from inflight_operator.decide.status.conditions import DeploymentView
 from inflight_operator.reconcile.memory import Memory
 from inflight_operator.reconcile.plan import UpgradeState
 from inflight_operator.reconcile.snapshot import Snapshot

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from inflight_operator.decide.demand import MAX_ERROR, DemandHistory, DemandView
-from inflight_operator.decide.pods import PodClass, Pods, Replicas, StartUps
-from inflight_operator.decide.scaling import ScalingObservation
-from inflight_operator.decide.tuning import TuningMode
-from inflight_operator.decide.tuning_types import PodQuality, Quality, Slo, TuningModel, TuningView
-from inflight_operator.decide.tuning_workload import recent_workload
+from inflight_operator.decide.replicas.demand import MAX_ERROR, DemandHistory, DemandView
+from inflight_operator.decide.replicas.scaling import ScalingObservation
+from inflight_operator.decide.status.pods import PodClass, Pods, Replicas, StartUps
+from inflight_operator.decide.tuning.tune import TuningMode
+from inflight_operator.decide.tuning.types import PodQuality, Quality, Slo, TuningModel, TuningView
+from inflight_operator.decide.tuning.workload import recent_workload
 from inflight_operator.observe.history import PodSpan
 from inflight_operator.observe.window import Span, Window
 from inflight_operator.reconcile.policy import Policy

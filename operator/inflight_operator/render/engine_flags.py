@@ -12,8 +12,8 @@ from pydantic.alias_generators import to_snake
 
 from inflight_base.manifest.units import parse_duration, parse_quantity
 from inflight_operator.api.base import SpecModel
-from inflight_operator.api.engine import Engine
-from inflight_operator.api.scheduling import ServiceClass
+from inflight_operator.api.engine.fields import Engine
+from inflight_operator.api.pods.scheduling import ServiceClass
 from inflight_operator.api.setting import settings_in
 from inflight_operator.api.spec import InferenceServiceSpec
 from inflight_settings.scheduling import ServiceClass as EngineServiceClass

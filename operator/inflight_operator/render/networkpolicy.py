@@ -1,12 +1,12 @@
 """The NetworkPolicy of the service's pods.
 
-Ingress: the serving port from anywhere, since callers are up to the service's users, or from the clients that
-`spec.networkPolicy.from` or else the installation names, the gateway and the peers beside the operator that may reach
-the admin port. If the service requires API keys, only from the gateway, which checks them, and from those peers; so
-without a gateway, no client reaches such a service. Engines whose metrics are on the serving port let the operator in
-too. The admin port only from the operator's pods and from the peers the operator was installed with, such as
-Prometheus: calls that change an engine are signed or carry the token, and users have no way to try one. An operator
-outside the cluster has no pods to select, so the admin port of its engines is open.
+Ingress: the serving port, and that of gRPC, from anywhere, since callers are up to the service's users, or from the
+clients that `spec.networkPolicy.from` or else the installation names, the gateway and the peers beside the operator
+that may reach the admin port. If the service requires API keys, only from the gateway, which checks them, and from
+those peers; so without a gateway, no client reaches such a service. Engines whose metrics are on the serving port let
+the operator in too. The admin port only from the operator's pods and from the peers the operator was installed with,
+such as Prometheus: calls that change an engine are signed or carry the token, and users have no way to try one. An
+operator outside the cluster has no pods to select, so the admin port of its engines is open.
 Kubernetes always lets the node reach its own pods, and the kubelet's probes use the serving port.
 
 Egress: only DNS and the trace collector, if any, for models in the image or on a claim. The pod fetches Hugging Face
@@ -18,12 +18,13 @@ from __future__ import annotations
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import (
     ADMIN_PORT_NAME,
+    GRPC_PORT_NAME,
     HTTP_PORT_NAME,
     METRICS_PORT_NAME,
     OPERATOR_LABELS,
     pod_labels,
 )
-from inflight_operator.api.network import peers
+from inflight_operator.api.pods.network import peers
 from inflight_operator.api.resolve import engine_type
 from inflight_operator.api.types import InferenceService
 from inflight_operator.render.metadata import child
@@ -81,8 +82,10 @@ def _metrics(service: InferenceService, admin_peers: list[Manifest] | None, gate
 def _serving(
     service: InferenceService, settings: Settings, admin_peers: list[Manifest] | None, gateway: list[Manifest]
 ) -> list[Manifest]:
-    """The rule for the serving port; none where no peer may reach it, since a rule without peers allows all."""
-    rule: Manifest = {"ports": [{"port": HTTP_PORT_NAME, "protocol": "TCP"}]}
+    """The rule for the serving port, and that of gRPC; none where no peer may reach them, since a rule without peers
+    allows all."""
+    names = [HTTP_PORT_NAME, *([GRPC_PORT_NAME] if service.spec.engine.grpc else [])]
+    rule: Manifest = {"ports": [{"port": name, "protocol": "TCP"} for name in names]}
     clients = _clients(service, settings)
     if (clients is None and not _keyed(service)) or clients_ignored(service, settings):
         return [rule]

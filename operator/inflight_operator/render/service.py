@@ -8,6 +8,8 @@ from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import (
     GATEWAY_ANNOTATION,
     GATEWAY_LABELS,
+    GRPC_PORT,
+    GRPC_PORT_NAME,
     HTTP_PORT_NAME,
     SERVICE_LABEL,
     child_names,
@@ -30,13 +32,25 @@ def cluster_service(service: InferenceService) -> Manifest:
         "spec": {
             "type": "ClusterIP",
             "selector": pod_labels(name),
-            "ports": [service_port()],
+            "ports": engine_ports(service),
         },
     }
 
 
+def engine_ports(service: InferenceService) -> list[Manifest]:
+    """The ports of a Service whose endpoints are the engines."""
+    grpc = {
+        "name": GRPC_PORT_NAME,
+        "port": GRPC_PORT,
+        "targetPort": GRPC_PORT_NAME,
+        "protocol": "TCP",
+        "appProtocol": "kubernetes.io/h2c",
+    }
+    return [service_port(), *([grpc] if service.spec.engine.grpc else [])]
+
+
 def service_port() -> Manifest:
-    """The port of every Service of the engines."""
+    """The port of the OpenAI API, of every Service of the engines."""
     return {
         "name": HTTP_PORT_NAME,
         "port": SERVICE_PORT,
@@ -85,7 +99,7 @@ def engines_service(service: InferenceService) -> Manifest:
             "type": "ClusterIP",
             "clusterIP": "None",
             "selector": pod_labels(name),
-            "ports": [service_port()],
+            "ports": engine_ports(service),
         },
     }
 

@@ -7,7 +7,7 @@ from typing import Any
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import ENGINE_ANNOTATION, SERVICE_LABEL, pod_labels
 from inflight_base.manifest.units import parse_quantity
-from inflight_operator.api.template import PodTemplate
+from inflight_operator.api.pods.template import PodTemplate
 
 _AS_GIVEN = (
     "nodeSelector",

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from enum import Enum
 from hashlib import sha256
-from threading import Lock
+from threading import BoundedSemaphore, Lock
 from time import monotonic
 
 from kubernetes.aio import client
@@ -30,6 +30,9 @@ KEPT = 128
 
 REVIEW_SECONDS = 5.0
 """Longest time of a call to the API server, and of the wait of a client for the reviews of others."""
+
+WAITING = 16
+"""Most clients of either kind that wait for reviews, each in a thread."""
 
 REFUSED_SECONDS = 0.1
 """Shortest time of a review that lets nobody in: one takes 5 ms of CPU time, and a flood of wrong tokens must not slow
@@ -91,8 +94,9 @@ def reviewer(configuration: client.Configuration) -> Callable[[str], Verdict]:
 
 
 class Access:
-    """Decides about clients, from any thread. One token at a time is reviewed of those that were let in last time, and
-    one of all others, for whose flood the former do not wait.
+    """Decides about clients, from any thread. One token at a time is reviewed of clients that were let in last time,
+    with this token or from this address, and one of all others, for whose flood the former do not wait. Tokens rotate:
+    that of a service account is replaced each hour or so.
 
     Args:
         review: decides about a token.
@@ -103,11 +107,14 @@ class Access:
         self._review = review
         self._clock = clock
         self._reviewing = {True: Lock(), False: Lock()}
+        self._waiting = {True: BoundedSemaphore(WAITING), False: BoundedSemaphore(WAITING)}
+        self._addresses: dict[str, None] = {}
+        """Addresses of clients that were let in, the latest at the end."""
         self._keeping = Lock()
         self._kept: dict[bool, dict[bytes, tuple[Verdict, float]]] = {True: {}, False: {}}
 
-    def verdict(self, authorization: str) -> Verdict:
-        """Decides about a client by its header Authorization; empty without one."""
+    def verdict(self, authorization: str, address: str) -> Verdict:
+        """Decides about the client at an address by its header Authorization; empty without one."""
         scheme, _, token = authorization.partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not 0 < len(token) <= MAX_TOKEN:
@@ -116,13 +123,18 @@ class Access:
         found = self._found(name)
         if found is not None:
             return found
-        reviewing = self._reviewing[name in self._kept[True]]
-        if not reviewing.acquire(timeout=REVIEW_SECONDS):
+        known = name in self._kept[True] or address in self._addresses
+        if not self._waiting[known].acquire(blocking=False):
             return Verdict.UNDECIDED
         try:
-            return self._found(name) or self._decided(name, token)
+            if not self._reviewing[known].acquire(timeout=REVIEW_SECONDS):
+                return Verdict.UNDECIDED
+            try:
+                return self._found(name) or self._decided(name, token, address)
+            finally:
+                self._reviewing[known].release()
         finally:
-            reviewing.release()
+            self._waiting[known].release()
 
     def _found(self, name: bytes) -> Verdict | None:
         now = self._clock()
@@ -132,7 +144,7 @@ class Access:
                 return verdict
         return None
 
-    def _decided(self, name: bytes, token: str) -> Verdict:
+    def _decided(self, name: bytes, token: str, address: str) -> Verdict:
         try:
             verdict = self._review(token)
         except KubeApiError as error:
@@ -146,4 +158,9 @@ class Access:
             if len(kept) >= KEPT:
                 del kept[next(iter(kept))]
             kept[name] = verdict, self._clock() + KEPT_SECONDS[let_in]
+            if let_in:
+                self._addresses.pop(address, None)
+                if len(self._addresses) >= KEPT:
+                    del self._addresses[next(iter(self._addresses))]
+                self._addresses[address] = None
         return verdict

@@ -16,9 +16,9 @@ from prometheus_client.registry import Collector
 
 from inflight_base.manifest.engines import INFLIGHT
 from inflight_base.manifest.keys import ServiceKey
-from inflight_operator.decide.autopilot import Sizing
-from inflight_operator.decide.conditions import Finding
 from inflight_operator.decide.decision import Decision
+from inflight_operator.decide.replicas.autopilot import Sizing
+from inflight_operator.decide.status.conditions import Finding
 from inflight_operator.observe.attainment import Attainment
 from inflight_operator.observe.gateway_view import GatewayView
 from inflight_settings.limits import Limits

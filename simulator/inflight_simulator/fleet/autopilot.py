@@ -9,7 +9,7 @@ from typing import Any
 from inflight_base.manifest import Manifest
 from inflight_gateway.state.load import line
 from inflight_operator.api.types import InferenceService
-from inflight_operator.decide.sentences import change_text, sentence
+from inflight_operator.decide.status.sentences import change_text, sentence
 from inflight_operator.observe.gateway_lines import read_line
 from inflight_operator.observe.gateway_view import GatewayView, gateway_view
 from inflight_operator.observe.pods import LimitsPush, PodView

@@ -120,6 +120,27 @@ async def test_a_connection_serves_requests_one_after_the_other_and_several_at_a
     assert (engine.connections, len(pool._idle_until)) == (3, 3)
 
 
+async def test_a_connection_whose_making_has_not_ended_serves_a_second_request(engine, pool, monkeypatch):
+    loop, made = asyncio.get_running_loop(), asyncio.Event()
+    connect = loop.create_connection
+
+    async def create_connection(*args, **options):
+        connected = await connect(*args, **options)
+        try:
+            await made.wait()
+        except asyncio.CancelledError:
+            connected[0].close()  # as the loop does
+            raise
+        return connected
+
+    monkeypatch.setattr(loop, "create_connection", create_connection)
+    for _ in range(2):
+        reader = await call(pool, engine, within=10)
+        assert (reader.body, reader.loss) == (b"ok", None)
+    made.set()
+    assert engine.connections == 1
+
+
 async def test_requests_in_flight_are_counted_by_engine_until_their_responses_end(engine, pool):
     engine.script = [[OK[:-1], b"k"]]
     tasks = [asyncio.create_task(call(pool, engine)) for _ in range(2)]

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_engine.cache.prefix import block_hashes, private_root_hash, root_hash
+from inflight_engine.cache.prefix import block_hashes, root_hash
 
 names = st.text(st.characters(), max_size=6)  # Lone surrogates too.
 ROOT = root_hash("", "")
@@ -18,12 +18,6 @@ def test_roots_are_equal_only_for_equal_tenant_and_salt(tenant, salt, other_tena
     assert (root_hash(tenant, salt) == root_hash(other_tenant, other_salt)) == (
         (tenant, salt) == (other_tenant, other_salt)
     )
-
-
-def test_a_private_root_is_that_of_no_other_request():
-    roots = {private_root_hash(number) for number in (0, 1, 256)}
-    assert len(roots) == 3
-    assert not roots & {root_hash("", ""), root_hash("", "0"), root_hash("\0" * 8, "")}
 
 
 def test_what_ends_the_tenant_is_not_what_begins_the_salt():

@@ -8,21 +8,37 @@ CONFIG is an `EngineConfig`, REQUESTS a list of prompts and sampling parameters,
 
 import json
 import sys
+import threading
+from unittest.mock import patch
 
 import msgspec
 import numpy as np
 
-from inflight_engine.engine_process import load
+from inflight_engine import engine_process
 from inflight_engine.messages import AddRequest
 from inflight_engine.request import SamplingParams
 from inflight_settings.engine import EngineConfig
+from tests.engine.grammars.ascii import vocabulary
 
 
-def generate(engine, requests):
-    """Tokens and log-probabilities of the prompt of each request, and how many preemptions and swapped blocks there
-    were at most."""
+def load(config):
+    """The engine of a configuration, whose model has a vocabulary of characters; and what is set when a grammar of a
+    request is compiled."""
+    compiled = threading.Event()
+    with patch.object(engine_process, "_vocabulary", lambda config, vocab_size: vocabulary()):
+        engine, _ = engine_process.load(config, wake=compiled.set)
+        engine.prepare()
+    return engine, compiled
+
+
+def generate(engine, compiled, requests):
+    """Tokens and log-probabilities of the prompt of each request, how many preemptions and swapped blocks there were at
+    most, and how many tokens were not sampled."""
     for request_id, (prompt, sampling) in enumerate(requests):
+        compiled.clear()
         engine.handle(AddRequest(request_id, np.array(prompt, np.int32).tobytes(), sampling, float(request_id)))
+        if sampling.grammar is not None:
+            compiled.wait()
     outputs = [[] for _ in requests]
     scores = [{} for _ in requests]
     owner, preemptions, swapped, chunked = {}, 0, 0, 0
@@ -45,14 +61,15 @@ def generate(engine, requests):
         "preemptions": preemptions,
         "swapped": swapped,
         "chunked": chunked,
+        "forced": report.stats.num_forced_tokens,
     }
 
 
 if __name__ == "__main__":
     config = msgspec.json.decode(sys.argv[1], type=EngineConfig)
     requests = msgspec.json.decode(sys.argv[2], type=list[tuple[list[int], SamplingParams]])
-    engine, _ = load(config)
-    result = generate(engine, requests)
+    engine, compiled = load(config)
+    result = generate(engine, compiled, requests)
     workers = [worker.process.pid for worker in engine._runner._workers]
     print(json.dumps(result | {"workers": workers}), flush=True)
     sys.stdin.read()

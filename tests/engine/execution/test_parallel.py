@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from inflight_engine.engine_process import load
 from inflight_engine.execution.parallel.plan_frames import PlanDecoder, PlanEncoder
 from inflight_engine.execution.parallel.process_group import TorchDistributed
 from inflight_engine.execution.parallel.ranks import make_runner
@@ -31,8 +30,9 @@ from inflight_engine.request import SamplingParams
 from inflight_engine.scheduling.plan import SlotStart
 from inflight_settings.engine import EngineConfig
 from tests.engine.execution.driver import make_plan
-from tests.engine.execution.parallel_session import generate
+from tests.engine.execution.parallel_session import generate, load
 from tests.engine.execution.tiny_model import VOCAB, make_model, prompts_for
+from tests.engine.grammars.ascii import regex
 
 ROOT = Path(__file__).parents[3]
 SECONDS_TO_END = 20
@@ -145,6 +145,7 @@ def requests():
                 seed=i,
                 repetition_penalty=1 + 0.3 * (i % 3 == 2),
                 prompt_logprobs=i if i % 4 == 0 else None,
+                grammar=regex("[0-9]abcdefg[0-9]xyz[a-z]+") if i % 3 == 2 else None,
             ),
         )
         for i, prompt in enumerate(prompts_for(rng, 10))
@@ -172,15 +173,15 @@ def session(folder):
     process.wait()
 
 
-def test_two_processes_give_the_tokens_of_one_chunked_and_swapped_and_end_together(folder, session):
-    engine, _ = load(config_for(folder))
-    alone = generate(engine, requests())
+def test_two_processes_give_the_tokens_of_one_chunked_swapped_and_forced_and_end_together(folder, session):
+    alone = generate(*load(config_for(folder)), requests())
     shared = json.loads(session.stdout.readline())
     assert shared["outputs"] == alone["outputs"]
     assert sum(map(bool, alone["prompt_logprobs"])) > 1
     for found, expected in zip(shared["prompt_logprobs"], alone["prompt_logprobs"], strict=True):
         assert found == pytest.approx(expected, abs=1e-3)
-    assert min(shared["preemptions"], shared["swapped"], shared["chunked"]) > 0
+    assert min(shared["preemptions"], shared["swapped"], shared["chunked"], shared["forced"]) > 0
+    assert shared["forced"] == alone["forced"]
     (worker,) = shared["workers"]
     os.kill(worker, signal.SIGKILL)  # nobody computes: rank 0 must notice all the same
     assert session.wait(SECONDS_TO_END) == 1

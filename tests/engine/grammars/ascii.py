@@ -19,7 +19,7 @@ def text_of(token_ids):
     return "".join(CHARACTERS[token_id] for token_id in token_ids if token_id != EOS)
 
 
-def _vocabulary():
+def vocabulary():
     tokens = [character.encode() for character in CHARACTERS] + [b"<eos>"]
     wrapped = SimpleNamespace(eos_token_id=EOS, bos_token_id=None, tokens=tokens, special_token_ids=[EOS])
     wrapped = type("Encoder", (), {**vars(wrapped), "__call__": lambda self, text: ids_of(text.decode())})()
@@ -27,7 +27,7 @@ def _vocabulary():
 
 
 def grammars():
-    return Grammars(_vocabulary)
+    return Grammars(vocabulary)
 
 
 def regex(pattern):

@@ -1,7 +1,10 @@
 """A request's place in its grammar."""
 
+import os
+import random
 import re
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +13,8 @@ from hypothesis import strategies as st
 from llguidance import LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from inflight_engine.grammars import compiled
-from inflight_engine.grammars.compiled import MAX_COMPILED, GrammarError, Grammars
+from inflight_engine.grammars import matching as matching_module
+from inflight_engine.grammars.compiled import MAX_COMPILED, Compiled, GrammarError, Grammars
 from inflight_engine.grammars.matching import Matching
 from inflight_engine.grammars.thinking import reasoning_tokens
 from inflight_engine.request import SamplingParams
@@ -22,7 +26,7 @@ SHARED = grammars()
 def matching(pattern, **sampling):
     grammar = None if pattern is None else regex(pattern)
     sampling = SamplingParams(64, **{"stop_token_ids": (EOS,), **sampling}, grammar=grammar)
-    return Matching(None if grammar is None else SHARED.compiled(grammar).matcher(), sampling, [EOS])
+    return Matching(None if grammar is None else SHARED.compiled(grammar), sampling, [EOS])
 
 
 def allowed(each):
@@ -208,7 +212,7 @@ def test_a_token_outside_the_grammar_is_an_error():
 
 def test_a_grammar_that_cannot_be_compiled_is_refused_with_the_reason():
     with pytest.raises(GrammarError, match="unclosed"):
-        SHARED.compiled(regex("[a")).matcher()
+        SHARED.compiled(regex("[a"))
 
 
 def test_matchers_of_a_grammar_do_not_share_their_place():
@@ -217,22 +221,121 @@ def test_matchers_of_a_grammar_do_not_share_their_place():
     assert (allowed(one), allowed(other)) == ({"b"}, {"a"})
 
 
-def test_an_answer_that_fills_the_states_of_a_grammar_ends_no_later_one(monkeypatch):
-    """All matchers of a compiled grammar have one lexer: it failed all that came after, while it was kept."""
-    monkeypatch.setattr(compiled, "LIMITS", LLParserLimits(max_lexer_states=50))
+MANY_STATES = "[ab]*a[ab]{20}c|[ab]*defg"
+"""The lexer has another state for each text of 20 characters, of which a mask takes all that can follow."""
+
+TEXT = "".join(random.Random(1).choices("ab", k=400))
+UNBOUNDED = grammars().compiled(regex(MANY_STATES))
+
+
+def begin(shared, pattern=MANY_STATES):
+    sampling = SamplingParams(len(TEXT), stop_token_ids=(EOS,), grammar=regex(pattern))
+    return Matching(shared if isinstance(shared, Compiled) else shared.compiled(sampling.grammar), sampling, [EOS])
+
+
+def write(each, length):
+    """Writes the next characters of TEXT until an error; returns their number."""
+    begun = each._num_taken
+    for number, character in enumerate(TEXT[begun : begun + length]):
+        found = allowed(each)
+        if each.error:
+            return number
+        assert found - {"c"} == {"a", "b", "d"}
+        take(each, character)
+    return length
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Grammars with states for some 60 tokens of TEXT."""
+    monkeypatch.setattr(compiled, "LIMITS", LLParserLimits(max_lexer_states=120))
+    return grammars()
+
+
+def test_an_answer_that_fills_the_states_of_a_grammar_ends_no_other_one(few):
+    one, other, third = (begin(few) for _ in range(3))
+    assert (write(other, 5), write(third, 2)) == (5, 2)
+    assert write(one, 400) < 120
+    assert "too many states" in one.error
+    for each in (other, third, begin(few)):
+        assert write(each, 20) == 20
+        take(each, "defg")
+        assert (each.error, each.complete) == ("", True)
+
+
+@pytest.mark.parametrize("limit", [{"max_lexer_states": 120}, {"step_lexer_fuel": 200}])
+def test_an_answer_that_makes_the_lexer_fail_ends_no_other_one(limit, monkeypatch):
+    monkeypatch.setattr(compiled, "LIMITS", LLParserLimits(**limit))
     shared = grammars()
+    other = begin(shared)
+    assert write(other, 3) == 3
+    broken = shared.compiled(regex(MANY_STATES)).states().matcher()
+    for token_id in ids_of(TEXT):
+        broken.compute_bitmask()
+        broken.consume_token(token_id)
+    assert broken.is_error()
+    assert write(other, 5) == 5
+    assert not other.error
 
-    def write(length):
-        sampling = SamplingParams(64, stop_token_ids=(EOS,), grammar=regex("a{1,200}b"))
-        each = Matching(shared.compiled(sampling.grammar).matcher(), sampling, [EOS])
-        for _ in range(length):
-            allowed(each)
-            take(each, "a")
-        return each.error
 
-    assert "too many states" in write(100)
-    assert [write(20), write(20)] == ["", ""]
-    assert shared.compiled(regex("a{1,200}b")) is shared.compiled(regex("a{1,200}b"))
+def test_an_answer_goes_on_beyond_the_states_of_its_grammar_with_the_same_masks(few):
+    each, more = begin(few), begin(UNBOUNDED)
+    for character in TEXT[:85]:
+        assert allowed(each) == allowed(more)
+        take(each, character)
+        take(more, character)
+    assert each._renewed > 0
+    assert not each.error
+
+
+def test_the_time_of_new_states_is_bounded(few, monkeypatch):
+    each = begin(few)
+    assert write(each, 50) == 50
+    now = iter(range(0, 10**6, 10))
+    monkeypatch.setattr(Matching, "_mask", lambda self, bits: self._matcher.compute_bitmask())
+    monkeypatch.setattr(time, "thread_time", lambda: next(now))
+    assert write(each, 60) < 30
+    assert "too much time" in each.error
+
+
+def test_forced_tokens_are_found_and_taken_where_the_states_are_full(few):
+    one, each = begin(few), begin(few)
+    assert write(each, 3) == 3
+    assert write(one, 400) < 120
+    assert "d" in allowed(each)
+    take(each, "d")
+    assert each.forced() == (ids_of("efg"), True)
+    place = each.after(ids_of(TEXT[:3] + "defg"))
+    assert (place.complete, place.error, each.complete) == (True, "", False)
+
+
+def test_a_text_is_replayed_with_fewer_states_than_its_masks_took(few):
+    each = begin(few)
+    take(each, TEXT[:85])
+    assert {"a", "b"} < allowed(each)
+
+
+LARGE_STATES = "|".join(f"[ab]{{{4000 + number},9000}}X{number}" for number in range(40))
+"""Each state has 40 expressions and what they are made of."""
+
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_the_memory_of_answers_is_bounded(monkeypatch):
+    """Without the bound each has 36 MB after 1,000 tokens."""
+    monkeypatch.setattr(compiled, "MAX_EXPRESSIONS", 50_000)
+    monkeypatch.setattr(matching_module, "_LOOK", 0.002)
+    answers = [begin(grammars(), f"{LARGE_STATES}|[ab]{{4000,9000}}Y{number}") for number in range(8)]
+    begun = most = resident()
+    for each in answers:
+        for character in TEXT:
+            if allowed(each) == {"a", "b"}:
+                take(each, character)
+        most = max(most, resident())
+    assert {each.error for each in answers} == {"the text so far takes too many states of the grammar"}
+    assert most - begun < 8 * 5e6
 
 
 def test_of_many_grammars_the_latest_and_those_of_requests_stay_compiled():
@@ -277,7 +380,7 @@ def contracting():
 
 def place_in(vocabulary, pattern, token_ids):
     sampling = SamplingParams(64, grammar=regex(pattern))
-    each = Matching(vocabulary.compiled(sampling.grammar).matcher(), sampling, [EOS + 1])
+    each = Matching(vocabulary.compiled(sampling.grammar), sampling, [EOS + 1])
     for token_id in token_ids:
         each.take(token_id)
     return each
@@ -299,3 +402,14 @@ def test_a_run_that_must_follow_is_the_same_from_each_of_its_tokens():
 def test_no_token_that_the_grammar_does_not_take_must_follow():
     run, ends = place_in(contracting(), "[0-9]ab<eos>cd", ids_of("1")).forced()
     assert (run, ends) == (ids_of("ab"), False)
+
+
+def test_a_long_run_comes_in_parts_that_end_with_the_last():
+    pattern, parts = f"[0-9]{'ab' * 300}", []
+    each = matching(pattern)
+    take(each, "1")
+    while not each.complete:
+        run, ends = each.forced()
+        parts.append((len(run), ends))
+        each = each.after(ids_of("1" + "ab" * 300)[: 1 + sum(length for length, _ in parts)])
+    assert parts == [(256, False), (256, False), (88, True)]

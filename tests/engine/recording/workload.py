@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from inflight_cost.model import CostModel
-from inflight_engine.cache.swap import SwapRates
+from inflight_engine.cache.loading import LoadRates
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.request import FinishReason, Request, SamplingParams, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig
@@ -91,7 +91,7 @@ class Workload:
             self.scheduler.set_class_weights(weights)
             self.recorder.weights(weights)
         elif chance < 0.175:
-            rates = self.random.choice([None, SwapRates(1000.0, 1.5e5), SwapRates(1e5, 10.0)])
+            rates = self.random.choice([None, LoadRates(1000.0, 1.5e5), LoadRates(1e5, 10.0)])
             self.scheduler.offload.rates = rates
             self.recorder.rates(rates)
         elif self.scheduler.has_work or self.under_way is not None:

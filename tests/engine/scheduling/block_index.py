@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from inflight_engine.block_events import HASH_SIZE, BlocksRemoved, BlocksStored
 from inflight_engine.cache.block_pool import BlockPool
-from inflight_engine.cache.events import BlocksRemoved, BlocksStored
-from inflight_engine.cache.prefix import HASH_SIZE, block_hashes
+from inflight_engine.cache.prefix import block_hashes, root_hash
+
+COMMON = root_hash("", "")
 
 
 class BlockIndex:
@@ -25,9 +27,9 @@ class BlockIndex:
             assert hashes
             match event:
                 case BlocksStored():
-                    assert bool(event.parent) != bool(event.root)
+                    assert not (event.parent and event.root)
                     tokens = np.frombuffer(event.token_ids, "<i4")
-                    assert block_hashes(tokens, pool.block_size, event.parent or event.root) == hashes
+                    assert block_hashes(tokens, pool.block_size, event.parent or event.root or COMMON) == hashes
                     assert self.hashes.isdisjoint(hashes)
                     self.hashes.update(hashes)
                 case BlocksRemoved():

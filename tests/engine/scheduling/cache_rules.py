@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tests.engine.scheduling.model_runner import ModelSequence
 from tests.engine.scheduling.tier_rules import TierRules
 
@@ -11,18 +13,30 @@ class CacheRules:
     admitted after that, in the same step or later; all others once their request gives up its slot. What a step was to
     compute that gives no tokens, or none for a chunk, is not found any more. What nobody owns is given out in this
     order: blocks without findable content, then the least recently used, of one table the last block first.
+    Those of `unshared` requests are never found.
 
     A stamp says all that came before, so the stamp of a block's last entry names the block's content.
 
     Args:
         enabled: without it nothing can be found.
         num_places: of the tier behind it.
+        stores: whether what is lost goes there.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, *, enabled: bool, num_places: int = 0) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enabled: bool,
+        num_places: int = 0,
+        stores: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.block_size = block_size
         self.enabled = enabled
         self.tier = TierRules(num_places)
+        self._stores = stores
+        self.unshared: set[int] = set()
         self._owners = [0] * num_blocks
         self._num_empty = num_blocks
         self._holder: dict[int, int] = {}
@@ -51,7 +65,8 @@ class CacheRules:
         lost = {self._content[block]: block for block in blocks if block in self._content}
         for block in blocks:
             self._give_out(block)
-        self.tier.lost(lost)
+        if self._stores():
+            self.tier.lost(lost)
 
     def _give_out(self, block: int) -> None:
         assert not self._owners[block], f"block {block} is given out while it is owned"
@@ -92,7 +107,7 @@ class CacheRules:
     def _offer(self, sequence: ModelSequence, num_tokens: int) -> list[tuple[int, int]]:
         """Its full blocks of so many tokens can be found from now on. Of equal ones only the first, even if it goes
         earlier. Returns stamp and block of those that could not be found before."""
-        if not self.enabled:
+        if not self.enabled or sequence.request_id in self.unshared:
             return []
         size, full, added = self.block_size, num_tokens // self.block_size, []
         for index in range(self._offered.get(sequence.request_id, 0), full):

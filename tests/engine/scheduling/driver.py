@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from inflight_cost.model import CostModel
+from inflight_engine.block_events import BlockEvent
 from inflight_engine.cache.block_pool import BlockPool
-from inflight_engine.cache.events import BlockEvent
-from inflight_engine.cache.swap import SwapRates
+from inflight_engine.cache.loading import LoadRates
 from inflight_engine.request import FinishReason, ForcedRun, Request, SamplingParams, TokenIds
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.plan import SlotStart, StepPlan
@@ -144,8 +144,7 @@ class Driver:
         request.output_token_ids = np.array(output, np.int32)
         self.scheduler.add(request)
         shared = (request.scheduling.tenant, request.scheduling.cache_salt)
-        alone = scored or not self.config.prefix_caching
-        domain = self._domains.setdefault(request_id if alone else shared, len(self._domains))
+        domain = self._domains.setdefault(request_id if scored else shared, len(self._domains))
         if scored:
             self.unscored[request_id] = set(range(1, len(prompt)))
         self.runner.add(request_id, [*prompt, *output], domain)
@@ -157,7 +156,7 @@ class Driver:
     def set_limits(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self.scheduler.limits = self.rules.limits = Limits(max_num_seqs, max_num_batched_tokens)
 
-    def set_rates(self, rates: SwapRates | None) -> None:
+    def set_rates(self, rates: LoadRates | None) -> None:
         self.scheduler.offload.rates = self.rules.rates = rates
 
     def set_prefill_cost(self, cost: CostModel | None) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from inflight_cost.model import CostModel, StepWork
-from inflight_engine.cache.swap import SwapRates
+from inflight_engine.cache.loading import LoadRates
 from inflight_engine.request import Request, RequestState
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.plan import Preemption, Slots, SlotStart, StepPlan
@@ -102,7 +102,7 @@ class Rules:
         self.config = config
         self.runner = runner
         self.limits: Limits = config.capacity
-        self.rates: SwapRates | None = None
+        self.rates: LoadRates | None = None
         self.prefill_cost: CostModel | None = None
         self.requests: dict[int, Known] = {}
         self.queues = QueueRules(config)
@@ -111,8 +111,9 @@ class Rules:
         self._cache = CacheRules(
             config.num_blocks,
             config.block_size,
-            enabled=config.prefix_caching or self.has_tier,
-            num_places=config.num_host_blocks if self.has_tier else 0,
+            enabled=config.prefix_caching,
+            num_places=config.num_host_blocks if config.prefix_caching and config.preemption != "recompute" else 0,
+            stores=self._stores,
         )
         self.num_added = 0
         self.num_preemptions = 0
@@ -123,10 +124,6 @@ class Rules:
         self._set_may_change = True
         self._under_way: dict[int, UnderWay] = {}
 
-    @property
-    def has_tier(self) -> bool:
-        return self.config.num_host_blocks > 0 and self.config.preemption != "recompute"
-
     def added(self, request: Request) -> None:
         known = Known(request, self.num_added, self._latest_start(request))
         if len(request.output_token_ids):
@@ -136,6 +133,8 @@ class Rules:
         self.requests[request.request_id] = known
         self.queues.add(known)
         self.num_added += 1
+        if request.sampling.prompt_logprobs is not None:
+            self._cache.unshared.add(request.request_id)
 
     def _latest_start(self, request: Request) -> float:
         """Arrival + target - its own prefill, without what is cached - its steps with what runs - two full steps of
@@ -362,7 +361,7 @@ class Rules:
         throttled = len(decoding) > budget
         self.num_throttled += throttled
         due = {sequence.slot for sequence in self._oldest(decoding, budget)}
-        # A request that was swapped in one token short may decode at once.
+        # A request of which all but one token is found may decode at once.
         ready = {start.slot for start in plan.starts if start.num_computed_tokens == len(start.token_ids) - 1}
         planned = set(plan.decode_slots.tolist())
         assert due <= planned, (
@@ -554,6 +553,12 @@ class Rules:
             cache.planned(plan.step, slots[start.slot], start.num_computed_tokens)
             cache.planned(plan.step, slots[start.slot], ends[start.slot])
         cache.tier.planned(plan)
+
+    def _stores(self) -> bool:
+        """Where loading the last block of the longest request takes longer than computing it, nothing is stored."""
+        size = self.config.block_size
+        longest = min(self.config.max_model_len, self.config.num_blocks * size)
+        return self._pays(size, longest - size)
 
     def _pays(self, num_tokens: int, num_before: int) -> bool:
         """Loading takes less time than computing, as far as either is known, or is the rule."""

@@ -194,3 +194,33 @@ def test_requests_that_did_not_fit_are_forgotten_when_they_start_or_end():
     gc.collect()
     assert not scheduler.has_work
     assert [each() for each in refused] == [None, None]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "fair", "deadline"])
+def test_while_decodes_go_on_alike_nobody_looks_who_may_start_beside_a_request_that_does_not_fit(policy, monkeypatch):
+    """It took four times what the rest of a step takes."""
+    scheduler = Scheduler(
+        SchedulerConfig(Limits(9, 512), num_blocks=56, block_size=SIZE, max_model_len=800, policy=policy, classes=EQUAL)
+    )
+
+    def add(number, tokens, answer):
+        scheduling = Scheduling(tenant=f"tenant {number % 3}", service_class=EQUAL[number % 2].name)
+        prompt, sampling = np.full(tokens, number, np.int32), SamplingParams(answer)
+        scheduler.add(Request(number, prompt, sampling, 0.0, scheduling))
+
+    def step():
+        plan = scheduler.schedule(float(scheduler.num_steps))
+        scheduler.update(plan, np.zeros(len(plan.sampled_slots), np.int32))
+        return plan
+
+    for number in range(6):
+        add(number, 20, 60)
+    step()
+    for number in range(6, 12):
+        add(number, 760, 20)
+    step(), step()
+    assert len(scheduler.admission.blocked) > 2
+    looked = []
+    monkeypatch.setattr(scheduler.queues, "beside", lambda head, clock: looked.append(clock))
+    assert [len(step().decode_slots) for _ in range(40)] == [6] * 40
+    assert not looked

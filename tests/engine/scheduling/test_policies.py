@@ -5,6 +5,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from inflight_engine.request import Request, SamplingParams
 from inflight_engine.scheduling.config import SchedulerConfig
@@ -297,3 +299,24 @@ def test_a_policy_is_a_class_with_a_name(monkeypatch):
     for order, length in enumerate((3, 9, 5)):
         queues.push(Request(order, np.zeros(length, np.int32), SamplingParams(4), 0.0, order=order), 0)
     assert [queues.pop(0).num_prompt_tokens for _ in range(3)] == [9, 5, 3]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(0, 3), st.integers(0, 60)), min_size=1, max_size=7),
+    st.integers(1, 4),
+    st.integers(0, 9),
+)
+def test_the_clients_of_least_service_are_the_same_up_to_the_clock_that_is_named(clients, count, clock):
+    counters = service_counter.ServiceCounters({str(rank): unit for rank, (unit, _, _) in enumerate(clients)})
+    for rank, (_, decodes, tokens) in enumerate(clients):
+        client = str(rank)
+        counters.start_waiting(client, rank, clock)
+        counters.charge(client, tokens, clock)
+        for _ in range(decodes):
+            counters.decode_started(client, clock)
+    found, until = counters.firsts(count, clock)
+    for later in range(clock, int(min(until, clock + 300)) + 1):
+        by_service = sorted(range(len(clients)), key=lambda rank: (counters.service(str(rank), later), rank))
+        assert counters.firsts(count, later)[0] == found == [str(rank) for rank in by_service[:count]]
+    if len({unit * decodes for unit, decodes, _ in clients}) == 1:
+        assert until == math.inf

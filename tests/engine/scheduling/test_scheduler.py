@@ -1,6 +1,7 @@
 import pytest
 
-from inflight_engine.cache.swap import SwapRates
+from inflight_cost.model import CostModel
+from inflight_engine.cache.loading import LoadRates
 from inflight_engine.request import FinishReason, RequestState
 from inflight_engine.scheduling.scheduler import CannotFitError
 from inflight_settings.scheduling import ServiceClass
@@ -197,10 +198,8 @@ def test_one_free_slot_table_row_serves_many_requests_one_after_the_other():
     assert driver.scheduler.num_running == 0
 
 
-@pytest.mark.parametrize("prefix_caching", [True, False])
-def test_a_preempted_request_computes_nothing_again_but_its_last_block(prefix_caching):
-    fields = {"preemption": "swap", "num_host_blocks": 16, "prefix_caching": prefix_caching}
-    driver = Driver(num_blocks=8, block_size=2, max_model_len=16, **fields)
+def test_a_preempted_request_computes_nothing_again_but_its_last_block():
+    driver = Driver(num_blocks=8, block_size=2, max_model_len=16, preemption="swap", num_host_blocks=16)
     requests = [driver.add(i, [i, i + 1, i + 2], 10) for i in range(4)]
     lengths = []
     while (plan := driver.step()) is not None:
@@ -211,10 +210,8 @@ def test_a_preempted_request_computes_nothing_again_but_its_last_block(prefix_ca
     assert max(lengths) <= 2
 
 
-@pytest.mark.parametrize("prefix_caching", [True, False])
-def test_what_the_cache_evicted_is_loaded_by_a_later_turn_of_the_conversation(prefix_caching):
-    fields = {"preemption": "swap", "num_host_blocks": 64, "prefix_caching": prefix_caching}
-    driver = Driver(num_blocks=8, block_size=2, max_model_len=16, **fields)
+def test_what_the_cache_evicted_is_loaded_by_a_later_turn_of_the_conversation():
+    driver = Driver(num_blocks=8, block_size=2, max_model_len=16, preemption="swap", num_host_blocks=64)
     first = list(range(9))
     driver.add(0, first, 2)
     driver.run()
@@ -224,9 +221,9 @@ def test_what_the_cache_evicted_is_loaded_by_a_later_turn_of_the_conversation(pr
     driver.add(9, [*first, 7, 7], 2)
     plan = driver.step()
     (start,) = plan.starts
-    assert len(start.host_block_ids) == (4 if prefix_caching else 0)
-    assert start.num_computed_tokens == (8 if prefix_caching else 0)
+    assert (len(start.host_block_ids), start.num_computed_tokens) == (4, 8)
     driver.run()
+    assert driver.scheduler.admission.prefix_hits == 8
 
 
 def test_a_tenant_loads_nothing_that_another_one_computed():
@@ -241,8 +238,16 @@ def test_a_tenant_loads_nothing_that_another_one_computed():
         del driver.finished[1]
 
 
-def test_without_a_tier_nothing_is_copied():
-    driver = Driver(num_blocks=8, block_size=2, max_model_len=16, preemption="recompute", num_host_blocks=64)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"preemption": "recompute", "num_host_blocks": 64},
+        {"preemption": "swap", "num_host_blocks": 64, "prefix_caching": False},
+        {"preemption": "swap", "num_host_blocks": 0},
+    ],
+)
+def test_without_a_tier_nothing_is_copied(fields):
+    driver = Driver(num_blocks=8, block_size=2, max_model_len=16, **fields)
     for request_id in range(4):
         driver.add(request_id, [request_id] * 3, 10)
     while (plan := driver.step()) is not None:
@@ -268,9 +273,9 @@ def test_a_request_whose_load_failed_computes_what_it_was_to_load():
 
 @pytest.mark.parametrize(
     ("rates", "loads"),
-    [(None, False), (SwapRates(prefill=100.0, copy=90.0), False), (SwapRates(prefill=100.0, copy=5000.0), True)],
+    [(None, False), (LoadRates(prefill=100.0, copy=90.0), False), (LoadRates(prefill=100.0, copy=5000.0), True)],
 )
-def test_auto_loads_only_where_copying_is_measured_to_be_faster(rates, loads):
+def test_auto_stores_and_loads_only_where_copying_is_measured_to_be_faster(rates, loads):
     driver = Driver(num_blocks=8, block_size=2, max_model_len=16, preemption="auto", num_host_blocks=16)
     driver.set_rates(rates)
     for request_id in range(4):
@@ -278,6 +283,17 @@ def test_auto_loads_only_where_copying_is_measured_to_be_faster(rates, loads):
     driver.run()
     assert driver.scheduler.preemptor.num_preemptions > 0
     assert (driver.scheduler.offload.num_loaded > 0) == loads
+    assert (driver.scheduler.offload.num_stored > 0) == loads
+
+
+def test_auto_stores_what_only_loads_behind_a_long_context_can_pay_for():
+    driver = Driver(num_blocks=8, block_size=2, max_model_len=16, preemption="auto", num_host_blocks=16)
+    driver.set_rates(LoadRates(prefill=1.0, copy=1.0))
+    driver.set_prefill_cost(CostModel(0.0, 0.0, 0.9, 0.0, 0.01))
+    for request_id in range(4):
+        driver.add(request_id, [request_id] * 3, 10)
+    driver.run()
+    assert driver.scheduler.offload.num_stored > 0
 
 
 def test_a_shared_prefix_is_computed_once_and_its_blocks_are_shared():
@@ -335,6 +351,18 @@ def test_a_request_that_asks_for_log_probabilities_of_its_prompt_computes_all_of
     driver.add(3, list(range(9)), 1)
     driver.run()
     assert driver.scheduler.admission.prefix_hits == 8, "others still share"
+
+
+def test_a_request_that_asks_for_log_probabilities_of_its_prompt_takes_no_place_in_the_prefix_cache():
+    driver = Driver(num_blocks=8, block_size=2, max_num_batched_tokens=64, max_model_len=16)
+    driver.add(0, list(range(9)), 1)
+    driver.run()
+    for request_id in (1, 2, 3):
+        driver.add(request_id, [request_id] * 7, 1, scored=True)
+        driver.run()
+    driver.add(4, list(range(9)), 1)
+    driver.run()
+    assert driver.scheduler.admission.prefix_hits == 8
 
 
 def test_the_oldest_running_request_is_never_preempted_even_if_it_is_the_longest():

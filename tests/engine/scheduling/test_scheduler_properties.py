@@ -212,6 +212,17 @@ def test_under_aging_a_request_is_overtaken_only_by_those_that_arrive_less_than_
     assert all(arrivals[request_id] < priority * aging for request_id in overtaking)
 
 
+def test_of_a_longer_equal_output_only_the_blocks_that_are_new_are_told():
+    """Both decode the same tokens in blocks of their own, and the shorter one ends first."""
+    driver = Driver(events=[], block_size=2)
+    index = BlockIndex(driver.scheduler.running.pool)
+    for request_id, max_tokens in enumerate((4, 9)):
+        driver.add(request_id, [1, 2, 3], max_tokens)
+    driver.run()
+    index.check()
+    assert len(index.hashes) == (3 + 9 - 1) // 2
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_equal_calls_give_equal_plans(seed):
     """A replay relies on it."""

@@ -6,6 +6,7 @@ more. Where the code has no such place, the plan itself is falsified on its way 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -218,7 +219,8 @@ def takes_new_ones_first(scheduler: Scheduler, patch: Patch) -> None:
 
 
 def asks_one_class_only(beside, head, clock):
-    return [each for each in beside(head, clock) if _class(each) == _class(head)]
+    found, until = beside(head, clock)
+    return [each for each in found if _class(each) == _class(head)], until
 
 
 def _class(request: Request) -> str:
@@ -488,7 +490,7 @@ FAULTS = {
         "do not hold its tokens|the content of block",
     ),
     "a prompt to be scored takes what others computed": Fault(
-        lambda scheduler, patch: patch.setattr(running_module, "private_root_hash", lambda number: root_hash("", "")),
+        lambda scheduler, patch: patch.setattr(running_module, "_shares", lambda request: True),
         "do not hold its tokens|the content of block|not all of its prompt is scored",
     ),
     "what was used last is evicted first": Fault(
@@ -518,7 +520,12 @@ FAULTS = {
     ),
     "it loads though computing is cheaper": Fault(
         set_attribute(offload, "loading_is_cheaper", lambda *arguments: True),
-        "blocks are loaded, and 0 should be",
+        "blocks are loaded, and 0 should be|not what the device lost",
+        TIER | {"preemption": "auto"},
+    ),
+    "it stores only what pays without a context": Fault(
+        lambda scheduler, patch: patch.setattr(scheduler.offload, "_longest", scheduler.config.block_size),
+        "not what the device lost",
         TIER | {"preemption": "auto"},
     ),
     "tenants load from each other": Fault(
@@ -595,7 +602,7 @@ FAULTS = {
     "a head that does not fit is not looked at again": Fault(
         wrap("admission", "head_moved", lambda head_moved, now: False),
         "nobody is admitted",
-        DEADLINE | {"max_num_seqs": 16, "kv_headroom": 0.4},
+        DEADLINE | {"max_num_seqs": 16, "kv_headroom": 0.35},
     ),
     "a long prompt has no longer a target": Fault(
         lambda scheduler, patch: patch.setattr(
@@ -627,7 +634,7 @@ FAULTS = {
         set_attribute(admission, "PASSING_SECONDS", 1e9), "overtakes request .* may not", PASSING
     ),
     "nobody passes a request that does not fit": Fault(
-        wrap("queues", "beside", lambda beside, head, clock: []),
+        wrap("queues", "beside", lambda beside, head, clock: ([], math.inf)),
         "nobody is admitted though a request may pass",
         PASSING,
     ),
@@ -662,7 +669,7 @@ FAULTS = {
         PASSING,
     ),
     "the last of those that may pass starts first": Fault(
-        wrap("queues", "beside", lambda beside, head, clock: beside(head, clock)[::-1]),
+        wrap("queues", "beside", lambda beside, head, clock: (beside(head, clock)[0][::-1], math.inf)),
         "before one that may too",
         PASSING | {"prefix_caching": False},
     ),

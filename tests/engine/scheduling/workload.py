@@ -14,7 +14,7 @@ from random import Random
 from typing import Any, get_args
 
 from inflight_cost.model import CostModel
-from inflight_engine.cache.swap import SwapRates
+from inflight_engine.cache.loading import LoadRates
 from inflight_engine.request import FinishReason, RequestState
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.policies import POLICIES
@@ -26,7 +26,7 @@ from tests.engine.scheduling.model_runner import VOCAB
 TENANTS = ("", "", "", "a", "b")
 MANY_TENANTS = tuple("abcdefgh")
 # Computing against copying.
-RATES = (None, SwapRates(1.0, 0.5), SwapRates(1.0, 0.9), SwapRates(1.0, 1.1), SwapRates(100.0, 5000.0))
+RATES = (None, LoadRates(1.0, 0.5), LoadRates(1.0, 0.9), LoadRates(1.0, 1.1), LoadRates(100.0, 5000.0))
 # Of the order of the targets.
 PREFILL_COSTS = (
     None,

@@ -41,7 +41,9 @@ def server(tmp_path_factory):
     """A real server for all tests that leave it running."""
     # float32: in bfloat16 the likeliest first tokens of the tests' question are nearly equal.
     flags = "--dtype float32 --max-num-seqs 16 --max-num-batched-tokens 256 --max-model-len 1024 --num-kv-blocks 512"
-    running = RealServer(tmp_path_factory.mktemp("server"), *flags.split(), "--max-queued-requests", "64")
+    running = RealServer(
+        tmp_path_factory.mktemp("server"), *flags.split(), "--max-queued-requests", "64", "--grpc-port", "0"
+    )
     try:
         yield running.wait_ready()
     finally:

@@ -4,6 +4,7 @@ does what the test says, so that waits, timeouts and bounds are exact. The real 
 import asyncio
 import codecs
 import socket
+from types import MappingProxyType
 
 import numpy as np
 
@@ -61,6 +62,7 @@ class ByteTokenizer:
     model_text = ModelText()
     all_special_ids = frozenset({EOS})
     pooling = PoolingConfig()
+    settings = MappingProxyType({})
 
     def __init__(self, sampling_defaults=OPENAI_DEFAULTS):
         self.sampling_defaults = sampling_defaults

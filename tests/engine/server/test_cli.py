@@ -15,6 +15,7 @@ import pytest
 
 from inflight_engine import cli
 from inflight_engine.server.settings.flags import EXAMPLE, add_serve_flags, read_config
+from inflight_engine.server.settings.kv_events import KVEventsConfig
 from inflight_engine.server.settings.tracing import TracingConfig
 from inflight_settings.engine import EngineConfig
 from inflight_settings.flag_types import size
@@ -49,6 +50,22 @@ def test_defaults_are_those_of_the_engine_configuration():
 )
 def test_served_name_is_the_last_part_of_the_model(model, name):
     assert parse(model).served_model_name == name
+
+
+def test_kv_cache_events_are_read_as_vllm_reads_them_and_the_engine_process_is_told(tmp_path):
+    assert (parse("m").kv_events, parse("m").engine.block_events) == (None, False)
+    fields = {"enable_kv_cache_events": True, "replay_endpoint": "tcp://*:5558", "topic": "kv"}
+    (tmp_path / "config.yaml").write_text(json.dumps({"model": "m", "kv-events-config": fields}))
+    for config in (parse("m", "--kv-events-config", json.dumps(fields)), parse(f"--config={tmp_path}/config.yaml")):
+        assert config.kv_events == KVEventsConfig(True, replay_endpoint="tcp://*:5558", topic="kv")
+        assert config.engine.block_events
+
+
+def test_wrong_kv_cache_events_are_wrong_usage(capsys):
+    with pytest.raises(SystemExit) as exited:
+        parse("m", "--kv-events-config", '{"endpoints": 1}')
+    assert exited.value.code == 2
+    assert "--kv-events-config is not JSON" in capsys.readouterr().err
 
 
 def test_every_flag_reaches_the_configuration():

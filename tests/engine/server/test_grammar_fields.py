@@ -29,6 +29,7 @@ CHAIN = {
     | {"4000": {"type": "string"}},
 }
 TAG = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f"]}
+LONG_TAG = {**TAG["structures"][0], "begin": "<f" + "x" * 300}
 OPEN_TAG = {**TAG, "structures": [{**TAG["structures"][0], "schema": OPEN}]}
 
 
@@ -87,7 +88,7 @@ async def refusal(make_fake, path, body):
 )
 async def test_the_engine_gets_the_grammar(make_fake, path, body, part):
     text = await grammar_of(make_fake, path, body)
-    assert part in text.replace(": ", ":").replace('", "', '","') or part in text
+    assert part in text.replace(": ", ":").replace('", "', '","') or part in text or json.dumps(part)[1:-1] in text
 
 
 @pytest.mark.parametrize("body", [{}, {"response_format": {"type": "text"}}, {"structured_outputs": None}])
@@ -114,7 +115,7 @@ async def test_keywords_that_cannot_be_enforced_are_left_out_unless_the_schema_i
         (structured(structural_tag="{}"), "structured_outputs", ["structures"]),
         (structured(structural_tag=json.dumps(TAG | {"triggers": ["<f"] * 1025})), "structured_outputs", ["triggers"]),
         (
-            {"response_format": {"type": "structural_tag", **TAG, "structures": TAG["structures"] * 9000}},
+            {"response_format": {"type": "structural_tag", **TAG, "structures": [LONG_TAG] * 2000}},
             "response_format",
             [str(MAX_BYTES)],
         ),

@@ -65,5 +65,5 @@ async def test_such_a_body_is_a_400_and_is_not_decoded(make_fake, monkeypatch):
         answer = await fake.http.post(path, content=content, headers={"content-type": "application/json"})
         assert answer.status_code == 400
         error = answer.json()["error"]
-        assert error["message"] == "the body has more than 262144 strings, objects and arrays"
+        assert error["message"] == f"the body has more than {MAX_ITEMS} strings, objects and arrays"
         assert error.get("code") == code or code is None

@@ -115,9 +115,9 @@ def test_without_a_collector_requests_go_on_and_the_end_is_not_held_up(traced, c
     assert len(exporting) <= 1
 
 
-def test_only_a_server_with_tracing_loads_the_exporter(server, own_server):
+def test_only_a_server_with_tracing_loads_the_exporter(own_server):
     library = "google/_upb"  # protobuf's extension, which it loads
-    assert library not in Path(f"/proc/{server.process.pid}/maps").read_text()
+    assert library not in Path(f"/proc/{own_server().process.pid}/maps").read_text()
     tracing = own_server("--otlp-traces-endpoint", "http://127.0.0.1:9", wait=False)
     deadline = time.monotonic() + 60
     while library not in Path(f"/proc/{tracing.process.pid}/maps").read_text():

@@ -149,6 +149,50 @@ async def test_tokens_behind_a_stop_string_in_the_same_step_are_dropped(make_fak
     assert [(c.request_id, c.reason) for c in fake.engine.cancels] == [(0, FinishReason.STOP)]
 
 
+LONG_TEXT = b"so END, the END of it"
+BEFORE_COMMA = LONG_TEXT.index(b",") + 1
+ENDINGS = {
+    "stop string": ({"stop": ["END"]}, "so ", 6),
+    "two stop strings": ({"stop": ["D, the", "o EN"]}, "s", 5),
+    "stop string that stays": ({"stop": ["END"], "include_stop_str_in_output": True}, "so END", 6),
+    "stop string after a minimum": ({"stop": ["END"], "min_tokens": 8}, "so END, the ", 15),
+    "stop string without an end token": ({"stop": ["END"], "ignore_eos": True}, "so ", 6),
+    "stop string at the length": ({"stop": ["END"], "max_tokens": 6}, "so ", 6),
+    "length": ({"stop": ["END"], "max_tokens": 5}, "so EN", 5),
+    "stop token": ({"stop": ["EMD"], "stop_token_ids": [ord(",")]}, "so END", BEFORE_COMMA),
+    "stop token that stays": (
+        {"stop_token_ids": [ord(",")], "include_stop_str_in_output": True},
+        "so END,",
+        BEFORE_COMMA,
+    ),
+}
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("ending", ENDINGS)
+@in_virtual_time
+async def test_an_answer_ends_at_the_same_token_however_many_come_with_a_step(make_fake, ending, streamed):
+    fields, text, num_tokens = ENDINGS[ending]
+    by_the_engine = {"length": FinishReason.LENGTH, "stop string at the length": FinishReason.LENGTH}
+    of_engine = LONG_TEXT[:num_tokens] if "token" in ending or "length" in ending else LONG_TEXT
+    for most in (1, 4, len(LONG_TEXT)):
+        fake = await make_fake()
+        more = {"stream": True, "stream_options": {"include_usage": True}} if streamed else {}
+        call = start(fake, **{"max_tokens": 64} | fields | more)
+        await until(lambda fake=fake: fake.engine.requests)
+        fake.engine.report(admitted=[(0, 0)])
+        for first in range(0, len(of_engine), most):
+            tokens = of_engine[first : first + most]
+            ended = first + most >= len(of_engine) and [(0, by_the_engine.get(ending, FinishReason.STOP))]
+            fake.engine.report(tokens=[(0, token) for token in tokens], finished=ended or ())
+        answer = await call
+        parts = [json.loads(each) for each in events(answer.text)[:-1]] if streamed else [answer.json()]
+        choices = [choice for part in parts for choice in part["choices"]]
+        reason = "length" if ending == "length" else "stop"
+        assert ("".join(each["text"] for each in choices), choices[-1]["finish_reason"]) == (text, reason)
+        assert parts[-1]["usage"] == usage(5, num_tokens)
+
+
 @in_virtual_time
 async def test_stop_token_is_no_part_of_the_text_but_counts(make_fake):
     fake = await make_fake()

@@ -100,7 +100,10 @@ def test_fields_are_read():
     ("api", "fields", "scores"),
     [
         *((Api.OPENAI, {"prompt_logprobs": number}, number + 1) for number in (0, 20)),
-        *((Api.OPENAI, {"prompt_logprobs": number}, 0) for number in (-1, None, True, "5", 2**31)),
+        *((Api.OPENAI, {"prompt_logprobs": number}, 0) for number in (None, True, "5", 2**31)),
+        (Api.OPENAI, {"prompt_logprobs": -1}, MAX_SCORES),
+        *((Api.OPENAI, {"echo": each, "logprobs": 5}, 6) for each in (1, "true", "yes")),
+        *((Api.OPENAI, {"echo": each, "logprobs": 5}, 0) for each in (False, None)),
         (Api.OPENAI, {"prompt_logprobs": 2**31 - 1}, MAX_SCORES),
         (Api.OPENAI, {"echo": True, "logprobs": 5, "prompt_logprobs": 2}, 6),
         (Api.OPENAI, {"echo": False, "logprobs": 5, "top_logprobs": 20}, 0),

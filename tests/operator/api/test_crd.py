@@ -6,7 +6,7 @@ from dataclasses import replace
 import yaml
 
 from inflight_operator.api.crd import FILES, PROJECT, crd, crd_yaml, main
-from inflight_operator.api.engine import OWN_FLAGS
+from inflight_operator.api.engine.fields import OWN_FLAGS
 from tests.operator.render.services import EVERYTHING, SETTINGS, engine, make
 
 

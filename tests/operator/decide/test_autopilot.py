@@ -15,10 +15,16 @@ from inflight_base.manifest.defaults import SCALE_DOWN_SECONDS
 from inflight_cost.capacity import Margins, Replica, Targets, Workload
 from inflight_cost.limits import best_limits
 from inflight_cost.model import CostModel, StepWork
-from inflight_operator.decide.autopilot import SLOT, AutopilotPolicy, DemandMemory, capacity_within, decide_replicas
-from inflight_operator.decide.behavior import Behavior, ScalingHistory, ScalingRules, recorded, stabilized
-from inflight_operator.decide.demand import DemandPoint, DemandView
-from inflight_operator.decide.sentences import sentence
+from inflight_operator.decide.replicas.autopilot import (
+    SLOT,
+    AutopilotPolicy,
+    DemandMemory,
+    capacity_within,
+    decide_replicas,
+)
+from inflight_operator.decide.replicas.behavior import Behavior, ScalingHistory, ScalingRules, recorded, stabilized
+from inflight_operator.decide.replicas.demand import DemandPoint, DemandView
+from inflight_operator.decide.status.sentences import sentence
 from inflight_settings.limits import Limits, LimitsBounds
 
 REPLICA = Replica(CostModel(5.5e-3, 15e-6, 30e-6, 0.045e-6, 1.05e-9), 400_000.0)

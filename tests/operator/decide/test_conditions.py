@@ -2,7 +2,7 @@
 
 import pytest
 
-from inflight_operator.decide.conditions import (
+from inflight_operator.decide.status.conditions import (
     DeploymentView,
     Finding,
     Metrics,
@@ -10,8 +10,8 @@ from inflight_operator.decide.conditions import (
     summarized,
     unreadable,
 )
-from inflight_operator.decide.pod_problems import ServiceFacts, pod_problem
-from inflight_operator.decide.pods import Pods, StartUps, classify
+from inflight_operator.decide.status.pod_problems import ServiceFacts, pod_problem
+from inflight_operator.decide.status.pods import Pods, StartUps, classify
 from inflight_operator.observe.pods import pod_view
 from tests.operator.fakes import pod_body
 

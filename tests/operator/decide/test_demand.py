@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from inflight_cost.capacity import Replica, Workload
 from inflight_cost.model import CostModel
-from inflight_operator.decide.demand import MIN_STEPS, SPACING, SPAN, DemandHistory, DemandPoint, DemandView
+from inflight_operator.decide.replicas.demand import MIN_STEPS, SPACING, SPAN, DemandHistory, DemandPoint, DemandView
 from tests.base.page.pages import histogram
 from tests.operator.observe.samples import make_sample
 

@@ -6,8 +6,8 @@ from random import Random
 import pytest
 
 from inflight_cost.model import StepWork
-from inflight_operator.decide.demand import DemandHistory
-from inflight_operator.decide.foreign_fit import ForeignFit
+from inflight_operator.decide.replicas.demand import DemandHistory
+from inflight_operator.decide.replicas.foreign_fit import ForeignFit
 from inflight_operator.observe.metrics import parse_metrics
 
 BASE, DECODE, PROMPT = 0.006, 40e-6, 35e-6

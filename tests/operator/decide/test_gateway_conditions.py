@@ -2,9 +2,9 @@
 
 import pytest
 
-from inflight_operator.decide.conditions import Finding, stuck
 from inflight_operator.decide.decision import Reason
-from inflight_operator.decide.gateway_conditions import GatewayFacts, with_gateway
+from inflight_operator.decide.status.conditions import Finding, stuck
+from inflight_operator.decide.status.gateway_conditions import GatewayFacts, with_gateway
 from inflight_operator.observe.gateway_view import GatewayView
 
 HEARD = GatewayView(pods=2, heard=2)

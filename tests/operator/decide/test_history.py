@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inflight_operator.decide.behavior import (
+from inflight_operator.decide.replicas.behavior import (
     EVENTS_PER_PERIOD,
     Behavior,
     ScalingHistory,
@@ -12,7 +12,7 @@ from inflight_operator.decide.behavior import (
     recorded,
     stabilized,
 )
-from inflight_operator.decide.scaling import ScalingBounds, ScalingObservation, ScalingTargets, decide_scaling
+from inflight_operator.decide.replicas.scaling import ScalingBounds, ScalingObservation, ScalingTargets, decide_scaling
 from tests.operator.observe.samples import loaded
 
 ROUNDS = 20_000

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_operator.decide.demand import DemandHistory
-from inflight_operator.decide.offered import MEAN_SECONDS, Engines, Offered
+from inflight_operator.decide.replicas.demand import DemandHistory
+from inflight_operator.decide.replicas.offered import MEAN_SECONDS, Engines, Offered
 from inflight_operator.observe.gateway_view import GatewayDemand
 from tests.operator.decide.test_demand import counted, view
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_operator.decide.pod_problems import ServiceFacts
-from inflight_operator.decide.pods import SEEN, SHORTEST_CREDIT, PodClass, StartUps, classify, count_replicas
+from inflight_operator.decide.status.pod_problems import ServiceFacts
+from inflight_operator.decide.status.pods import SEEN, SHORTEST_CREDIT, PodClass, StartUps, classify, count_replicas
 from inflight_operator.observe.pods import pod_view
 from tests.operator.fakes import pod_body
 

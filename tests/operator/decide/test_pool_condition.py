@@ -2,7 +2,7 @@
 
 import pytest
 
-from inflight_operator.decide.gateway_conditions import pool_condition
+from inflight_operator.decide.status.gateway_conditions import pool_condition
 from inflight_operator.observe.pool_view import PoolParent, pool_parents
 
 WORKS = {"gateway": True, "picker": True, "api": True, "parents": ()}

@@ -5,9 +5,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_operator.decide.behavior import Behavior, ScalingHistory, ScalingPolicy, ScalingRules
 from inflight_operator.decide.decision import Reason
-from inflight_operator.decide.scaling import (
+from inflight_operator.decide.replicas.behavior import Behavior, ScalingHistory, ScalingPolicy, ScalingRules
+from inflight_operator.decide.replicas.scaling import (
     Recommendation,
     ScalingBounds,
     ScalingObservation,

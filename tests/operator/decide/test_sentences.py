@@ -7,7 +7,7 @@ import pytest
 
 from inflight_operator import decide, reconcile
 from inflight_operator.decide.decision import Reason
-from inflight_operator.decide.sentences import _SENTENCES, sentence
+from inflight_operator.decide.status.sentences import _SENTENCES, sentence
 
 FOLDERS = [Path(package.__file__).parent for package in (decide, reconcile)]
 
@@ -15,7 +15,7 @@ FOLDERS = [Path(package.__file__).parent for package in (decide, reconcile)]
 def codes():
     """First arguments of all calls of `Reason` in the source, where they are literals."""
     for folder in FOLDERS:
-        for file in folder.glob("*.py"):
+        for file in folder.rglob("*.py"):
             for node in ast.walk(ast.parse(file.read_text())):
                 if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Reason":
                     yield from (one.value for one in node.args[:1] if isinstance(one, ast.Constant))

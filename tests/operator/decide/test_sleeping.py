@@ -6,8 +6,8 @@ import pytest
 
 from inflight_cost.capacity import Replica, Targets, Workload
 from inflight_cost.model import CostModel
-from inflight_operator.decide.behavior import Behavior, ScalingHistory, ScalingPolicy, ScalingRules
-from inflight_operator.decide.sleeping import HeldWork, SleepView, decide_sleep, replicas_for
+from inflight_operator.decide.replicas.behavior import Behavior, ScalingHistory, ScalingPolicy, ScalingRules
+from inflight_operator.decide.replicas.sleeping import HeldWork, SleepView, decide_sleep, replicas_for
 from inflight_operator.observe.gateway_view import GatewayReport, GatewayView, gateway_view
 from inflight_settings.limits import Limits, LimitsBounds
 

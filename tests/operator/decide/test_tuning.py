@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from inflight_cost.capacity import Targets
 from inflight_operator.decide.decision import Reason
-from inflight_operator.decide.tuning import TuningMode, decide_tuning
-from inflight_operator.decide.tuning_types import (
+from inflight_operator.decide.tuning.tune import TuningMode, decide_tuning
+from inflight_operator.decide.tuning.types import (
     Quality,
     Slo,
     Step,

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import pytest
 
-from inflight_operator.decide.demand import MAX_ERROR, DemandHistory
-from inflight_operator.decide.tuning import TuningMode, decide_tuning
-from inflight_operator.decide.tuning_types import Slo, TuningModel, TuningPolicy, TuningState
-from inflight_operator.decide.tuning_workload import recent_workload
+from inflight_operator.decide.replicas.demand import MAX_ERROR, DemandHistory
+from inflight_operator.decide.tuning.tune import TuningMode, decide_tuning
+from inflight_operator.decide.tuning.types import Slo, TuningModel, TuningPolicy, TuningState
+from inflight_operator.decide.tuning.workload import recent_workload
 from inflight_operator.observe.window import Window
 from inflight_operator.reconcile.views import tuning_model, tuning_view
 from inflight_settings.limits import Limits, LimitsBounds

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from inflight_cost.capacity import Replica, Workload, full_step_seconds
 from inflight_cost.model import CostModel
-from inflight_operator.decide.sentences import sentence
-from inflight_operator.decide.tuning import TuningMode, decide_tuning
-from inflight_operator.decide.tuning_model import LEAST_MEMORY, TIGHTEST, modelled_limits
-from inflight_operator.decide.tuning_types import (
+from inflight_operator.decide.status.sentences import sentence
+from inflight_operator.decide.tuning.model import LEAST_MEMORY, TIGHTEST, modelled_limits
+from inflight_operator.decide.tuning.tune import TuningMode, decide_tuning
+from inflight_operator.decide.tuning.types import (
     PodQuality,
     Quality,
     Slo,

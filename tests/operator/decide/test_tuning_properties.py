@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from inflight_cost.capacity import Replica, Workload, full_step_seconds
 from inflight_cost.limits import saturated_rate
 from inflight_cost.model import CostModel
-from inflight_operator.decide.tuning import TuningMode, decide_tuning
-from inflight_operator.decide.tuning_types import PodQuality, Quality, Slo, TuningModel, TuningPolicy, TuningState
+from inflight_operator.decide.tuning.tune import TuningMode, decide_tuning
+from inflight_operator.decide.tuning.types import PodQuality, Quality, Slo, TuningModel, TuningPolicy, TuningState
 from inflight_settings.limits import Limits, LimitsBounds
 from tests.operator.decide.test_tuning import CALM
 

@@ -1,7 +1,7 @@
 """Sentences of decisions, as the status has them."""
 
-from inflight_operator.decide.behavior import Behavior, ScalingRules
-from inflight_operator.decide.sentences import change_text, sentence
+from inflight_operator.decide.replicas.behavior import Behavior, ScalingRules
+from inflight_operator.decide.status.sentences import change_text, sentence
 
 USUAL = Behavior(scale_up=ScalingRules(0.0), scale_down=ScalingRules(300.0))
 

@@ -15,6 +15,7 @@ from inflight_base.page.scraper import MAX_BODY
 from inflight_operator.observe import scrape as scrape_module
 from inflight_operator.observe.metrics import READER
 from inflight_operator.observe.scrape import ScrapePool, Target
+from inflight_operator.reconcile.reconciler import ReconcilerSettings
 from tests.base.page.pages import engine_page
 
 READ = "vllm:num_requests_running"
@@ -196,7 +197,7 @@ async def test_a_large_page_that_breaks_off_is_an_error_and_leaves_its_place(mon
         assert {error.rpartition(": ")[2] for error in pool.errors(KEY).values()} == {
             "the connection was closed before the end of the response"
         }
-        assert not pool._large_of
+        assert not pool._large._held
 
 
 async def test_a_body_without_end_is_cut_at_the_limit():
@@ -220,8 +221,18 @@ async def test_pods_with_large_pages_are_scraped_less_often_by_as_much(monkeypat
         assert pods.seen["large"] <= 6
 
 
+async def test_a_page_keeps_its_offset_while_its_size_varies():
+    async with world(interval=3.0) as (pods, pool):
+        pool.keep(KEY, [pods.target("a")])
+        pod, waits = pool._services[KEY]["uid-a"], []
+        for pod.page_bytes in range(600_000, 601_000, 7):
+            waits.append(pool._wait(pod, 1e6))
+        assert len(set(waits)) == 1
+
+
 async def test_few_large_pages_are_read_at_once_and_small_ones_beside_them(monkeypatch):
     monkeypatch.setattr(scraper_module, "_LARGE_AT_ONCE", 2)
+    monkeypatch.setattr(scraper_module, "_PLACE_SECONDS", 600.0)
     monkeypatch.setattr(scraper_module, "_SMALL_PAGE", len(PAGE))
     go, page = asyncio.Event(), PAGE + b"# x\n" * 1000
 
@@ -233,7 +244,7 @@ async def test_few_large_pages_are_read_at_once_and_small_ones_beside_them(monke
     async with world(interval=60.0, timeout=20.0) as (pods, pool):
         pool.keep(KEY, [pods.target(f"large-{number}", stalls) for number in range(5)])
         await until(lambda: pods.most == 5)
-        await until(pool._large.locked)
+        await until(lambda: not pool._large._free)
         pool.keep(OTHER, [pods.target("small")])
         await until(lambda: pool.counts.done == 1)
         go.set()
@@ -241,30 +252,70 @@ async def test_few_large_pages_are_read_at_once_and_small_ones_beside_them(monke
         assert not pool.errors(KEY)
 
 
-async def test_large_pages_of_one_service_that_stall_leave_places_for_those_of_others(monkeypatch):
-    monkeypatch.setattr(scraper_module, "_LARGE_AT_ONCE", 2)
-    monkeypatch.setattr(scraper_module, "_LARGE_OF_GROUP", 1)
+async def test_large_pages_of_many_services_that_stall_give_way_to_those_of_others(monkeypatch):
+    monkeypatch.setattr(scraper_module, "_LARGE_AT_ONCE", 4)
+    monkeypatch.setattr(scraper_module, "_PLACE_SECONDS", 0.5, raising=False)
     monkeypatch.setattr(scraper_module, "_SMALL_PAGE", len(PAGE))
-    go, page = asyncio.Event(), PAGE + b"# x\n" * 1000
+    page = PAGE + (b"# " + b"x" * 1000 + b"\n") * 200  # more than one read
 
     async def stalls(writer):
         writer.write(response(page)[:-1])
-        await go.wait()
-        writer.write(page[-1:])
+        await asyncio.sleep(600)
 
     async def large(writer):
         writer.write(response(page))
 
-    async with world(interval=60.0, timeout=600.0) as (pods, pool):
-        pool.keep(KEY, [pods.target(f"stalls-{number}", stalls) for number in range(5)])
-        await until(lambda: pods.most == 5)
-        await until(pool._places_of(str(KEY)).locked)
+    async with world(interval=0.5, timeout=600.0) as (pods, pool):
+        hostile = [ServiceKey("hostile", f"{number}") for number in range(4)]
+        for key in hostile:
+            pool.keep(key, [pods.target(f"{key.name}-{number}", stalls) for number in range(5)])
+        await until(lambda: not pool._large._free)
         pool.keep(OTHER, [pods.target("large", large)])
+        await until(lambda: pool.counts.done)
+        said = [error for key in hostile for error in pool.errors(key).values()]
+        assert said, "their places were needed"
+        assert all("bytes came, and no more within 0.5 s" in error for error in said)
+
+
+async def test_a_large_page_that_is_slow_is_read_while_no_other_waits(monkeypatch):
+    monkeypatch.setattr(scraper_module, "_PLACE_SECONDS", 0.01, raising=False)
+    monkeypatch.setattr(scraper_module, "_SMALL_PAGE", len(PAGE))
+    page = PAGE + b"# x\n" * 1000
+
+    async def slow(writer):
+        writer.write(response(page)[:-1])
+        await asyncio.sleep(0.1)
+        writer.write(page[-1:])
+
+    async with world(interval=60.0, timeout=600.0) as (pods, pool):
+        pool.keep(KEY, [pods.target("slow", slow)])
         await until(lambda: pool.counts.done == 1)
-        assert not pool.counts.failed
-        go.set()
-        await until(lambda: pool.counts.done == 6)
-        assert not pool._large_of
+
+
+async def test_pods_of_one_service_that_hang_delay_another_service_by_one_scrape():
+    async with world(interval=60.0, timeout=0.1, concurrency=1) as (pods, pool):
+        pool.keep(KEY, [pods.target(f"stuck-{number}", hang) for number in range(10)])
+        hanging = pool._services[KEY].values()
+        await until(lambda: sum(pod.pending is None for pod in hanging) >= 8)
+        before = pool.counts.failed
+        pool.keep(OTHER, [pods.target("a")])
+        await until(lambda: pool.counts.done)
+        assert pool.counts.failed <= before + 2
+
+
+@pytest.mark.parametrize("interval", [0.5, 3.0, 60.0])
+async def test_samples_of_the_largest_page_are_never_stale(interval):
+    every = ReconcilerSettings(interval=interval)
+    async with world(interval=3600.0) as (pods, _):
+        pool = ScrapePool(interval, stale_after=every.stale_after)
+        pool.keep(KEY, [pods.target("a")])
+        pod = pool._services[KEY]["uid-a"]
+        for page_bytes in range(0, MAX_BODY + 1, 10_007):
+            pod.page_bytes = page_bytes
+            waits = [pool._wait(pod, 1e6 + tenth * interval / 10) for tenth in range(30)]
+            assert max(waits) + pool._timeout <= max(every.stale_after, 1.5 * interval + pool._timeout)
+        assert min(waits) > 1.4 * interval or interval > 10, "and yet they are read less often where that is possible"
+        pool.close()
 
 
 async def test_a_bomb_is_refused_and_not_inflated():

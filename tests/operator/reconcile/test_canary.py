@@ -2,6 +2,7 @@
 
 import pytest
 
+from inflight_operator.reconcile import limits
 from tests.operator.reconcile.world import SMALL
 
 SLO = {"ttftP95": "2s", "tpotP95": "60ms"}
@@ -52,6 +53,19 @@ async def test_one_pod_goes_first_with_a_revision_of_its_own_and_all_follow_with
     changes = [one["reason"] for one in world.status["decisions"] if one["kind"] == "Tuning"]
     assert f"on pod {shown['pod']} first" in changes[0]
     assert f"all pods follow {shown['pod']}" in changes[-1]
+
+
+async def test_pods_are_compared_at_the_end_of_a_window_only(world, pods, monkeypatch):
+    seen, real = [], limits.tuning_view
+
+    def view(window, start, now, slo, names):
+        seen.append((now - start >= world.every.tuning.window, bool(names)))
+        return real(window, start, now, slo, names)
+
+    assert await traffic(world, pods, 60, lambda: canary(world) is not None)
+    monkeypatch.setattr(limits, "tuning_view", view)
+    await traffic(world, pods, 20)
+    assert set(seen) == {(True, True), (False, False)}
 
 
 async def test_a_restart_of_the_operator_ends_a_canary_with_the_limits_of_the_service(world, pods):

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from inflight_operator.decide.autopilot import AutopilotPolicy
+from inflight_operator.decide.replicas.autopilot import AutopilotPolicy
 from tests.operator.reconcile.world import SMALL, World
 
 QUIET_TUNING = {"tuning": {"mode": "Off"}}

@@ -1,7 +1,11 @@
 """Limits of running engines: pushed, accepted, rejected, and never a pod's to decide for others."""
 
+from dataclasses import replace
 from itertools import pairwise
 
+import pytest
+
+from inflight_operator.decide.tuning.model import LEAST_MEMORY, TIGHTEST
 from inflight_operator.reconcile.reconciler import ReconcilerSettings
 from inflight_settings.limits import Limits, LimitsInForce
 from tests.operator.fakes import KEY
@@ -111,6 +115,86 @@ async def test_tuning_off_brings_engines_back_to_capacity(world):
     engine = world.pod(1)
     await world.round()
     assert engine.pushed[0][0] == LimitsInForce(Limits(64, 2048), 8)
+
+
+async def measured_service(world):
+    world.service(spec=SMALL)
+    world.pod(1)
+    for _ in range(3):
+        await world.round()
+
+
+def learn(world, **corrections):
+    """Gives the service's memory corrections, as late tokens and preemptions would."""
+    known = world.reconciler._known[KEY]
+    known.memory = replace(known.memory, tuning=replace(known.memory.tuning, **corrections))
+
+
+def learned(world):
+    state = world.reconciler._known[KEY].memory.tuning
+    return state.tighten, state.memory
+
+
+async def test_corrections_of_the_cost_model_outlast_a_restart_of_the_operator_until_they_expire(world):
+    await measured_service(world)
+    learn(world, tighten=0.64, tighten_until=world.now + 800, memory=0.85, memory_until=world.now + 300)
+    await world.round()
+    assert {name: one["share"] for name, one in world.status["tuning"].items()} == {"tpotTarget": 0.64, "kvCache": 0.85}
+    world.restart()
+    await world.round()
+    assert learned(world) == (0.64, 0.85)
+    await world.round(400)
+    world.restart()
+    await world.round()
+    assert learned(world) == (0.64, 1.0)
+    await world.round(600)
+    world.restart()
+    await world.round()
+    assert learned(world) == (1.0, 1.0)
+
+
+async def test_corrections_are_not_taken_over_for_another_spec_or_engine(world):
+    await measured_service(world)
+    learn(world, tighten=0.64, tighten_until=world.now + 800)
+    await world.round()
+    kept = world.status
+    assert "tuning" in kept
+    for status in ({**kept, "engine": {**kept["engine"], "image": "other"}}, {**kept, "observedGeneration": 7}):
+        world.service(status=status)
+        world.restart()
+        await world.round()
+        assert learned(world) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "later",
+        {"tpotTarget": 0.5},
+        {"tpotTarget": {"share": "half", "until": "2100-01-01T00:00:00Z"}},
+        {"tpotTarget": {"share": 0.5}},
+    ],
+)
+async def test_corrections_that_this_operator_cannot_read_are_left_out_and_the_limits_stay(world, written):
+    await measured_service(world)
+    world.service(status={**world.status, "tuning": written})
+    limits = world.status["limits"]
+    world.restart()
+    await world.round()
+    assert learned(world) == (1.0, 1.0)
+    assert world.status["limits"]["revision"] == limits["revision"]
+
+
+async def test_corrections_that_another_operator_wrote_are_bounded(world):
+    await measured_service(world)
+    far = "2100-01-01T00:00:00Z"
+    written = {"tpotTarget": {"share": 0.001, "until": far, "why": "new"}, "kvCache": {"share": -3, "until": far}}
+    world.service(status={**world.status, "tuning": {**written, "later": 1}})
+    world.restart()
+    await world.round()
+    assert learned(world) == (TIGHTEST, LEAST_MEMORY)
+    state = world.reconciler._known[KEY].memory.tuning
+    assert max(state.tighten_until, state.memory_until) <= world.now + world.every.tuning.corrected
 
 
 async def test_an_engine_that_refuses_its_limits_is_named(world):

@@ -1,9 +1,12 @@
 """The reconciler: replicas, children, status and events of a service, in the order of its life."""
 
+from types import SimpleNamespace
+
 import pytest
 from prometheus_client import generate_latest
 
 from inflight_base.kube.errors import KubeApiError
+from inflight_operator.reconcile.execute import Executor, ExecutorState
 from inflight_settings.limits import Limits
 from tests.operator.fakes import KEY, delete, service_body
 from tests.operator.reconcile.world import SMALL
@@ -117,6 +120,34 @@ async def test_a_pod_whose_cost_is_not_taken_ends_no_other_and_holds_the_scale_d
     world.api.refuse.clear()
     await world.round()
     assert world.replicas() == 1
+
+
+async def test_of_scale_downs_whose_pods_cannot_be_marked_for_long_only_the_first_one_waits():
+    class Api:
+        error = KubeApiError("PATCH", 503, "down")
+
+        async def set_pod_deletion_cost(self, namespace, pod, cost):
+            if self.error is not None:
+                raise self.error
+
+    api, clock, state = Api(), SimpleNamespace(now=0.0), ExecutorState()
+    executor = Executor(api, None, None, SimpleNamespace(steady=lambda: clock.now))
+
+    async def waits(seconds, *pods):
+        clock.now += seconds
+        _, waits = await executor._mark(KEY, SimpleNamespace(deletion_costs=dict.fromkeys(pods, 1)), state)
+        return waits
+
+    assert await waits(0, "chat-1")
+    assert await waits(60, "chat-1")
+    assert not await waits(60, "chat-1")
+    assert not await waits(3)  # replicas are as ordered
+    assert not await waits(60, "chat-2")
+    api.error = None
+    assert not await waits(3, "chat-3")
+    api.error = KubeApiError("PATCH", 503, "down again")
+    assert await waits(3, "chat-3")
+    assert await waits(600, "chat-3"), "an error of long ago says nothing of this one"
 
 
 async def test_a_silent_pod_never_scales_down_and_is_named(world):

@@ -9,7 +9,7 @@ from inflight_base.manifest.names import ENGINE_ANNOTATION
 from inflight_base.manifest.slices import GatewayAddress
 from inflight_operator.apply.engines import LimitsPusher
 from inflight_operator.clock import Clock
-from inflight_operator.decide.tuning_types import TuningPolicy
+from inflight_operator.decide.tuning.types import TuningPolicy
 from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.observe.gateway_view import GatewayView
 from inflight_operator.reconcile.reconciler import Reconciler, ReconcilerSettings

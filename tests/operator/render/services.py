@@ -51,6 +51,7 @@ EVERYTHING = {
         "toolCallParser": "qwen3_coder",
         "reasoningParser": "qwen3",
         "servingMetrics": False,
+        "grpc": True,
         "tracing": {"endpoint": "http://collector.observability.svc:4318", "samplingRatio": 0.1},
         "logs": {"format": "json", "accessLog": True},
         "extraArgs": ["--block-size=32"],

@@ -9,7 +9,7 @@ import pytest
 from inflight_base.manifest.names import child_names, pod_labels, selector_string
 from inflight_operator.render.service_children import CHILD_KINDS, render
 from inflight_settings.limits import Limits, LimitsInForce
-from tests.operator.render.services import CPU, PLAN, SETTINGS, child, make
+from tests.operator.render.services import CPU, PLAN, SETTINGS, child, engine, make
 
 POD_MONITOR = frozenset({"monitoring.coreos.com/v1/PodMonitor"})
 
@@ -71,6 +71,28 @@ def test_everything_that_selects_pods_selects_those_of_the_deployment():
 def test_the_service_answers_on_port_80_with_the_engines_port():
     (port,) = child("Service", make())["spec"]["ports"]
     assert (port["name"], port["port"], port["targetPort"]) == ("http", 80, "http")
+
+
+def test_grpc_has_a_port_in_pods_services_and_the_policy_of_services_that_ask_for_it_only():
+    host = "inflight-gateway.inflight-system.svc.cluster.local"
+    for spec, settings, name in (
+        ({}, SETTINGS, "chat"),
+        ({"gateway": {"enabled": True}}, replace(SETTINGS, gateway_service=host), "chat-engines"),
+    ):
+        for grpc in (False, True):
+            service = make(engine={"grpc": grpc}, networkPolicy={"from": [{"podSelector": {}}]}, **spec)
+            services = (each for each in render(service, PLAN, settings) if each["kind"] == "Service")
+            found = {each["metadata"]["name"]: each["spec"]["ports"] for each in services}
+            ports = {port["name"]: (port["port"], port["targetPort"]) for port in found[name]}
+            assert len(found) == 1 or len(found["chat"]) == 1
+            assert ports == {"http": (80, "http"), **({"grpc": (50051, "grpc")} if grpc else {})}
+            serving, admin = child("NetworkPolicy", service, settings=settings)["spec"]["ingress"]
+            assert [port["port"] for port in serving["ports"]] == ["http", *(["grpc"] if grpc else [])]
+            assert {"podSelector": {}} in serving["from"]
+            assert len(admin["ports"]) == 1
+            container = engine(service, settings)
+            assert ({"name": "grpc", "containerPort": 50051, "protocol": "TCP"} in container["ports"]) == grpc
+            assert ("--grpc-port=50051" in container["command"]) == grpc
 
 
 @pytest.mark.parametrize("replicas", [0, 2, 5])

@@ -10,8 +10,8 @@ import pytest
 from inflight_base.manifest.engines import engine_type_of_pod
 from inflight_base.manifest.names import ENGINE_ANNOTATION
 from inflight_base.manifest.units import parse_quantity
+from inflight_operator.api.pods.template import OWN_MOUNTS
 from inflight_operator.api.resolve import engine_type
-from inflight_operator.api.template import OWN_MOUNTS
 from inflight_operator.render.engines.vllm import PLUGIN_FOLDER
 from inflight_vllm.requests import RequestRules
 from inflight_vllm.settings import read_settings

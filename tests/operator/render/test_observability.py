@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from pydantic import ValidationError
 
-from inflight_operator.api.observability import ENDPOINT_PATTERN
+from inflight_operator.api.engine.observability import ENDPOINT_PATTERN
 from inflight_operator.render.deployment import TEMPLATE_DIGEST, template_inputs
 from inflight_operator.render.plan import EngineObservability
 from inflight_operator.render.service_children import render

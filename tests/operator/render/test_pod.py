@@ -83,6 +83,7 @@ def test_every_field_of_the_engine_reaches_the_command():
         "--traces-sampling-ratio=0.1",
         "--log-format=json",
         "--enable-access-log",
+        "--grpc-port=50051",
         "--block-size=32",
     ]
 

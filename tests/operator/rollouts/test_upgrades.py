@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.units import Share
-from inflight_operator.decide.sentences import sentence
+from inflight_operator.decide.status.sentences import sentence
 from inflight_operator.reconcile.upgrades import UpgradePace
 
 SERVICES = [ServiceKey("team", f"service-{number}") for number in range(6)]

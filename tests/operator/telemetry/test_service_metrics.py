@@ -2,9 +2,9 @@
 
 from prometheus_client import generate_latest
 
-from inflight_operator.decide.autopilot import Sizing
-from inflight_operator.decide.conditions import Finding, unreadable
 from inflight_operator.decide.decision import Decision, Reason
+from inflight_operator.decide.replicas.autopilot import Sizing
+from inflight_operator.decide.status.conditions import Finding, unreadable
 from inflight_operator.observe.attainment import Attainment, Counted
 from inflight_operator.telemetry.metrics import OperatorMetrics
 from inflight_operator.telemetry.service_metrics import ServiceValues

@@ -1,6 +1,10 @@
 """/metrics and /healthz."""
 
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from time import sleep
 
 import httpx
 import pytest
@@ -67,6 +71,51 @@ def test_a_connection_that_sends_nothing_is_closed_and_nothing_is_logged(served,
             silent.sendall(begin)
             assert silent.recv(1) == b""
     assert capfd.readouterr().err == ""
+
+
+def connected(address, source="127.0.0.1"):
+    return socket.create_connection((address.host, address.port), timeout=60, source_address=(source, 0))
+
+
+def test_slow_clients_have_few_threads_and_take_no_place_of_probes(served):
+    address, before = httpx.URL(served[0]), threading.active_count()
+    with ExitStack() as clients:
+        honest = clients.enter_context(connected(address, "127.0.0.2"))
+        honest.sendall(b"GET /healthz HTTP/1.1\r\n")
+        for _ in range(4 * 64):
+            clients.enter_context(connected(address)).sendall(b"GET /metrics HTTP/1.1\r\n")
+        served[2].beat(rounds_due=False)
+        assert httpx.get(f"{served[0]}/healthz").status_code == 200
+        while threading.active_count() - before > web.MOST_CONNECTIONS:
+            sleep(0.01)  # those of closed connections end
+        served[2].beat(rounds_due=False)
+        honest.sendall(b"\r\n")
+        assert honest.recv(12) == b"HTTP/1.0 200"
+
+
+def test_few_pages_are_made_at_once_and_probes_answered_beside_them(served, monkeypatch):
+    address, metrics, _ = served
+    begun, go = threading.Semaphore(0), threading.Event()
+
+    class Slow:
+        def collect(self):
+            begun.release()
+            go.wait(60)
+            return []
+
+    with ThreadPoolExecutor() as clients:
+        monkeypatch.setattr(metrics.registry, "collect", Slow().collect)
+        pages = [clients.submit(httpx.get, f"{address}/metrics", timeout=60) for _ in range(web.PAGES_AT_ONCE)]
+        try:
+            for _ in pages:
+                assert begun.acquire(timeout=60)
+            refused = httpx.get(f"{address}/metrics")
+            assert refused.status_code == 503
+            assert "others are given /metrics now" in refused.text
+            assert httpx.get(f"{address}/healthz").status_code == 200
+        finally:
+            go.set()
+        assert {page.result().status_code for page in pages} == {200}
 
 
 def test_other_paths_say_what_there_is(served):

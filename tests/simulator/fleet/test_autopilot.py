@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from inflight_operator.decide.tuning_types import Slo
+from inflight_operator.decide.tuning.types import Slo
 from inflight_operator.reconcile.policy import policy_of
 from inflight_operator.reconcile.reconciler import ReconcilerSettings
 from inflight_operator.render.plan import Settings

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_operator.decide.behavior import Behavior, ScalingPolicy, ScalingRules
+from inflight_operator.decide.replicas.behavior import Behavior, ScalingPolicy, ScalingRules
 from inflight_simulator.fleet.scalers.hpa import (
     DEFAULT_BEHAVIOR,
     Hpa,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from inflight_operator.api.types import InferenceService
-from inflight_operator.decide.sentences import change_text, sentence
+from inflight_operator.decide.status.sentences import change_text, sentence
 from inflight_operator.observe.pods import LimitsPush
 from inflight_operator.observe.window import Window
 from inflight_operator.reconcile.decide import decide

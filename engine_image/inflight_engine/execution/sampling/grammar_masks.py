@@ -76,7 +76,7 @@ class GrammarMasks:
         sampling, grammars = start.sampling, self._grammars
         matching: TokenMask | None = None
         if sampling.grammar is not None and grammars is not None:
-            matching = Matching(grammars.compiled(sampling.grammar).matcher(), sampling, grammars.vocabulary.eos_tokens)
+            matching = Matching(grammars.compiled(sampling.grammar), sampling, grammars.vocabulary.eos_tokens)
         elif sampling.thinking is not None:
             matching = Matching(None, sampling, ())
         if sampling.has_token_rules:

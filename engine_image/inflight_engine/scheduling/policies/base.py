@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from typing import ClassVar, Protocol
 
@@ -41,11 +42,11 @@ class Policy(Protocol):
 
     def head(self, clock: int) -> Request | None:
         """The next to be admitted, left in place; None when none waits. It may become another as decodes go on or time
-        passes: while it does not fit it is asked for in each step, so that should be cheap."""
+        passes."""
 
-    def firsts(self, count: int, clock: int) -> list[Request]:
+    def firsts(self, count: int, clock: int) -> tuple[list[Request], float]:
         """The head and those that may start before it while it does not fit, in order, left in place; at most `count`.
-        Asked for as often as `head`."""
+        And a clock up to which they are the same, while `pass_time` returns False and nothing else is called."""
 
     def pop(self, clock: int) -> Request:
         """Take out what `head` returns at this clock.
@@ -115,8 +116,8 @@ class StaticKeyPolicy(Policy):
         first = self._heap.first()
         return None if first is None else first[1]
 
-    def firsts(self, count: int, clock: int) -> list[Request]:
-        return [request for _, request in self._heap.firsts(count)]
+    def firsts(self, count: int, clock: int) -> tuple[list[Request], float]:
+        return [request for _, request in self._heap.firsts(count)], math.inf
 
     def remove(self, request: Request) -> None:
         self._heap.remove(request)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from inflight_engine.request import Request
 from inflight_engine.scheduling.policies.base import Policy
 from inflight_policies.deadline import DeadlineQueue
@@ -37,8 +39,8 @@ class Deadline(Policy):
     def head(self, clock: int) -> Request | None:
         return self._queue.head()
 
-    def firsts(self, count: int, clock: int) -> list[Request]:
-        return self._queue.firsts(count)
+    def firsts(self, count: int, clock: int) -> tuple[list[Request], float]:
+        return self._queue.firsts(count), math.inf
 
     def picked(self, request: Request) -> None:
         self._left(request)

@@ -37,11 +37,11 @@ class Fair(Policy):
         first = None if tenant is None else self._queues[tenant].first()
         return None if first is None else first[1]
 
-    def firsts(self, count: int, clock: int) -> list[Request]:
+    def firsts(self, count: int, clock: int) -> tuple[list[Request], float]:
         """The first request of each of the next tenants; where only one waits, its next ones."""
-        tenants = self._counters.firsts(count, clock)
+        tenants, until = self._counters.firsts(count, clock)
         each = count if len(tenants) == 1 else 1
-        return [request for tenant in tenants for _, request in self._queues[tenant].firsts(each)]
+        return [request for tenant in tenants for _, request in self._queues[tenant].firsts(each)], until
 
     def remove(self, request: Request) -> None:
         queue = self._queues[request.scheduling.tenant]

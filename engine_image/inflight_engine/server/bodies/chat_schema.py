@@ -12,7 +12,8 @@ from pydantic_core import PydanticCustomError
 from inflight_contract.errors import ApiError, bad_request
 from inflight_engine.formats.calls import MAX_NAME, is_name
 from inflight_engine.formats.choose import Chosen
-from inflight_engine.formats.grammar import calls_grammar, text_or_calls_grammar
+from inflight_engine.formats.forced_runs import MAX_FORCED
+from inflight_engine.formats.grammar import calls_grammar, longest_run, text_or_calls_grammar
 from inflight_engine.formats.parser import Parsing
 from inflight_engine.formats.values import parameters_of
 from inflight_engine.grammars.sources import Source, of_grammar
@@ -296,7 +297,7 @@ class ChatCompletionRequest(OpenAIFields, TemplateFields):
             text = make(parsing.format, plain, token_of, several=name is None and parsing.parallel)
         except ValueError as error:
             raise bad_request(f"tools: {error}", "tools", INVALID) from None
-        return of_grammar("tools", text)
+        return of_grammar("tools", text, short_runs=sum(map(longest_run, plain)) <= MAX_FORCED)
 
     @property
     def _text_is_free(self) -> bool:

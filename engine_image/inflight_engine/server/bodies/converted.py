@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import BeforeValidator, ValidationError
@@ -11,8 +11,10 @@ from pydantic_core import PydanticCustomError
 
 from inflight_contract.errors import ApiError
 from inflight_engine.server.bodies.chat_schema import ChatCompletionRequest
-from inflight_engine.server.bodies.fields import SchedulingFields
+from inflight_engine.server.bodies.fields import Body, SchedulingFields
 from inflight_engine.server.errors import describe_invalid
+
+_Body = TypeVar("_Body", bound=Body)
 
 
 class ConvertedChat(ChatCompletionRequest):
@@ -33,14 +35,22 @@ def as_chat(values: Mapping[str, Any]) -> ConvertedChat:
     Raises:
         ApiError: 400, a value is not permitted.
     """
-    given = {name: value for name, value in values.items() if value is not None}
-    try:
-        chat = ConvertedChat.model_validate(given)
-    except ValidationError as error:
-        findings = [{**finding, "loc": ("body", *finding["loc"])} for finding in error.errors(include_url=False)]
-        raise describe_invalid(RequestValidationError(findings, body=given)) from None
+    chat = validated(ConvertedChat, {name: value for name, value in values.items() if value is not None})
     chat.check()
     return chat
+
+
+def validated(model: type[_Body], values: Mapping[str, Any]) -> _Body:
+    """The body with these fields.
+
+    Raises:
+        ApiError: 400, a value is not permitted.
+    """
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        findings = [{**finding, "loc": ("body", *finding["loc"])} for finding in error.errors(include_url=False)]
+        raise describe_invalid(RequestValidationError(findings, body=values)) from None
 
 
 def in_words_of(names: Mapping[str, str], error: ApiError) -> ApiError:

@@ -7,11 +7,12 @@ import logging
 import time
 from collections import deque
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from inflight_contract.errors import ApiError
 from inflight_engine.messages import (
     SHORT_STEP_SECONDS,
+    BlocksChanged,
     Configured,
     EngineFailed,
     EngineReady,
@@ -30,6 +31,9 @@ from inflight_engine.server.engine.phase import Phase, no_engine, shutting_down
 from inflight_engine.server.engine.runtime_config import RuntimeConfig
 from inflight_settings.engine import EngineConfig
 from inflight_settings.limits import LimitsInForce
+
+if TYPE_CHECKING:
+    from inflight_engine.server.kv_events.publisher import KVEventPublisher  # imports ZeroMQ
 
 NO_STATS = StepStats(0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
 """Stats before the first step of an engine process."""
@@ -69,6 +73,7 @@ class EngineSession:
         lost_at: when the latest engine process was lost, seconds on the monotonic clock.
         stats: state of the engine process after its latest step.
         record: file of the scheduling record; None: no recording.
+        kv_events: publishes what the engine processes report of their prefix cache; None: they report nothing.
         listener: set by the registry of requests before the engine connects.
     """
 
@@ -89,6 +94,7 @@ class EngineSession:
         self.link = EngineLink(self.receive, self.lose)
         self.calls = EngineCalls(self.send)
         self.runtime = RuntimeConfig(config.classes, self.calls)
+        self.kv_events: KVEventPublisher | None = None
         self._restarts = Restarts()
         self._shut_down = False
 
@@ -153,6 +159,9 @@ class EngineSession:
             case RecordFlushed():
                 self.progress.made(now)
                 self.calls.answered(message)
+            case BlocksChanged():
+                if self.kv_events is not None:
+                    self.kv_events.publish(message.events)
             case EngineReady():
                 self._loaded(message)
             case EngineFailed():
@@ -188,6 +197,8 @@ class EngineSession:
         self.ready = ready
         self.progress = Progress(time.monotonic())
         self.link.open = True
+        if self.kv_events is not None:
+            self.kv_events.started(ready.runner.block_size)
         restarted = self.phase is Phase.RESTARTING
         if restarted:
             self.calls.resume()

@@ -17,24 +17,38 @@ _OPEN = frozenset({*PROBE_PATHS, "/ping", "/load", "/version", "/v1/runtime_conf
 """Paths without keys: probes, and calls of the operator, which have a token of their own, as those below /admin/."""
 
 
+class ApiKeys:
+    """The keys that requests need; none: they need none."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._digests = [_digest(key) for key in keys]
+
+    def refusal(self, headers: Headers) -> ApiError | None:
+        """Why a request with these headers is refused; None: it may pass."""
+        if not self._digests:
+            return None
+        # All are compared, so that the time does not tell which one is alike.
+        given = _keys_of(headers)
+        if sum(hmac.compare_digest(_digest(key), each) for key in given for each in self._digests) > 0:
+            return None
+        message = "a key is required: Authorization: Bearer KEY, one of those of --api-key"
+        return ApiError(401, message, code="invalid_api_key")
+
+
 class ApiKeyMiddleware:
     """Refuses requests without one of the keys, before their body is read. Plain ASGI."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
-        self._digests = [_digest(key) for key in keys]
+        self._keys = ApiKeys(keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not _is_open(scope) and not self._know_any(_keys_of(Headers(scope=scope))):
-            message = "a key is required: Authorization: Bearer KEY, one of those of --api-key"
-            error = ApiError(401, message, code="invalid_api_key")
-            await error_response(error, scope["path"])(scope, receive, send)
-            return
+        if scope["type"] == "http" and not _is_open(scope):
+            refused = self._keys.refusal(Headers(scope=scope))
+            if refused is not None:
+                await error_response(refused, scope["path"])(scope, receive, send)
+                return
         await self._app(scope, receive, send)
-
-    def _know_any(self, keys: Sequence[str]) -> bool:
-        # All are compared, so that the time does not tell which one is alike.
-        return sum(hmac.compare_digest(_digest(key), each) for key in keys for each in self._digests) > 0
 
 
 def _is_open(scope: Scope) -> bool:

@@ -6,8 +6,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-MAX_ITEMS = 2**18
-"""Maximum number of strings (names of fields too), objects and arrays of a body."""
+MAX_ITEMS = 2**16
+"""Maximum number of strings (names of fields too), objects and arrays of a body. Those of messages are validated in one
+stretch, in which no stream goes on, in some 1 us each."""
 MAX_COMMAS = 2**20
 """Maximum number of commas outside of strings, which bounds the numbers in arrays: token ids of long prompts."""
 

@@ -1,5 +1,5 @@
-"""Middleware: request id and trace, body limit, count of open responses, closing of connections while draining, access
-log."""
+"""The frame of every request: request id, trace, count of open responses, access log. The middleware of HTTP adds the
+body limit, and closes connections while draining."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import asyncio
 import re
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -61,49 +63,33 @@ class OpenResponses:
         await self._none.wait()
 
 
-class EdgeMiddleware:
-    """Plain ASGI: no task and no copy per request or chunk."""
+class Edge:
+    """Frames requests. `responses` counts unfinished ones."""
 
-    def __init__(self, app: ASGIApp, service: Service, responses: OpenResponses) -> None:
-        self._app = app
+    def __init__(self, service: Service, responses: OpenResponses) -> None:
         self._service = service
         self._responses = responses
         self._access_log = AccessLog(service.config.access_log)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    @contextmanager
+    def exchange(self, scope: Scope, *, counted: bool) -> Iterator[Exchange]:
+        """The exchange of a request, while the block runs.
+
+        Args:
+            counted: a drain waits for its response.
+        """
         request_id = give_request_id(scope)
         exchange = Exchange(request_id, time.monotonic())
         keep_exchange(scope, exchange)
-        keep_server_send(scope, send)
         spans = self._service.spans
         # Not reset: the server runs each request in a context of its own, and logs there what the application raised.
         logs.current_request.set(
             logs.RequestIds(request_id) if spans is None else logs.RequestIds(request_id, *spans.begin(exchange, scope))
         )
-
-        async def send_edge(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                exchange.status = message["status"]
-                headers = MutableHeaders(raw=message["headers"])
-                headers[REQUEST_ID_HEADER] = request_id
-                if is_anthropic(scope["path"]):
-                    headers["request-id"] = request_id
-                if self._service.draining:
-                    headers["connection"] = "close"
-            await send(message)
-
-        counted = scope["method"] == "POST" and not scope["path"].startswith("/admin/")
         if counted:
             self._responses.begin()
         try:
-            length = Headers(scope=scope).get("content-length", "0")
-            if length.isdecimal() and int(length) > MAX_BODY_BYTES:
-                await error_response(too_large(), scope["path"])(scope, receive, send_edge)
-            else:
-                await self._app(scope, _bounded(receive), send_edge)
+            yield exchange
         except Exception:
             # What is outside of this answers so.
             exchange.status = exchange.status or 500
@@ -115,6 +101,40 @@ class EdgeMiddleware:
             if spans is not None:
                 spans.end(exchange, scope)
             self._access_log.write(exchange, scope)
+
+
+class EdgeMiddleware:
+    """Plain ASGI: no task and no copy per request or chunk."""
+
+    def __init__(self, app: ASGIApp, service: Service, responses: OpenResponses) -> None:
+        self._app = app
+        self._service = service
+        self._edge = Edge(service, responses)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        counted = scope["method"] == "POST" and not scope["path"].startswith("/admin/")
+        with self._edge.exchange(scope, counted=counted) as exchange:
+            keep_server_send(scope, send)
+
+            async def send_edge(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    exchange.status = message["status"]
+                    headers = MutableHeaders(raw=message["headers"])
+                    headers[REQUEST_ID_HEADER] = exchange.request_id
+                    if is_anthropic(scope["path"]):
+                        headers["request-id"] = exchange.request_id
+                    if self._service.draining:
+                        headers["connection"] = "close"
+                await send(message)
+
+            length = Headers(scope=scope).get("content-length", "0")
+            if length.isdecimal() and int(length) > MAX_BODY_BYTES:
+                await error_response(too_large(), scope["path"])(scope, receive, send_edge)
+            else:
+                await self._app(scope, _bounded(receive), send_edge)
 
 
 def too_large() -> ApiError:

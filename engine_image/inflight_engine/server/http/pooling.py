@@ -45,7 +45,7 @@ async def embeddings(body: EmbeddingRequest, http: Request, service: ServiceOf) 
         )
         message = f"dimensions: this model's vectors cannot be shortened to so many numbers; possible: {possible}"
         raise bad_request(message, "dimensions")
-    call = await _begin(service, http, body)
+    call = await begin(service, http, body)
     answer = EmbeddingAnswer(
         call,
         service.config.served_model_name,
@@ -62,7 +62,7 @@ async def embeddings(body: EmbeddingRequest, http: Request, service: ServiceOf) 
 async def score(body: ScoreRequest, http: Request, service: ServiceOf) -> Response:
     """How alike pairs of texts are."""
     check_model(body.model, service)
-    call = await _begin(service, http, body)
+    call = await begin(service, http, body)
     answer = ScoreAnswer(call, service.config.served_model_name, request_id(http.scope), body.num_first())
     return _response(service, call, answer)
 
@@ -73,7 +73,7 @@ async def score(body: ScoreRequest, http: Request, service: ServiceOf) -> Respon
 async def rerank(body: RerankRequest, http: Request, service: ServiceOf) -> Response:
     """Documents in the order of how alike they are to a query."""
     check_model(body.model, service)
-    call = await _begin(service, http, body)
+    call = await begin(service, http, body)
     name, top_n = service.config.served_model_name, body.top_n or 0
     return _response(service, call, RerankAnswer(call, name, request_id(http.scope), body.texts(), top_n))
 
@@ -82,7 +82,7 @@ def _response(service: Service, call: Call, answer: PoolingAnswer) -> Response:
     return GenerationResponse(service.registry, service.heartbeats, call, answer)
 
 
-async def _begin(service: Service, http: Request, body: PoolingFields) -> Call:
+async def begin(service: Service, http: Request, body: PoolingFields) -> Call:
     """Put the prompts into the engine's queue: all of them, or none.
 
     Raises:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from inflight_engine.server.settings.kv_events import KVEventsConfig
 from inflight_engine.server.settings.tracing import TracingConfig
 from inflight_settings.engine import EngineConfig
 from inflight_settings.server import ServerSettings
@@ -19,10 +20,12 @@ class ServerConfig(ServerSettings):
 
     Attributes:
         tracing: export of spans; None: no tracing.
+        kv_events: publishing of KV cache events; None: none.
     """
 
     engine: EngineConfig
     tracing: TracingConfig | None = None
+    kv_events: KVEventsConfig | None = None
 
     @property
     def served_model_name(self) -> str:
@@ -44,6 +47,9 @@ class ServerConfig(ServerSettings):
             return "--no-serving-metrics needs --admin-port: /metrics would be nowhere"
         if self.admin_port and self.admin_port == self.port:
             return f"--admin-port and --port are both {self.port}: give admin calls a port of their own, or none"
+        if self.grpc_port and self.grpc_port in (self.port, self.admin_port):
+            other = "--port" if self.grpc_port == self.port else "--admin-port"
+            return f"--grpc-port and {other} are both {self.grpc_port}: give gRPC a port of its own, or none"
         if not all(map(_KEY.fullmatch, self.api_key)):
             return "--api-key or $INFLIGHT_API_KEY: a key must not be empty, and has visible ASCII characters only"
         if self.trust_tenant_header and self.tenant_key_file is not None:

@@ -85,6 +85,8 @@ def _flags(setting: Setting, value: object) -> list[str]:
         return [f"--{setting.flag}"] if value else []
     if setting.kind is tuple and isinstance(value, list):
         return [f"--{setting.flag}={json.dumps([_one(each) for each in value])}"]
+    if setting.metavar == "JSON" and isinstance(value, dict):
+        return [f"--{setting.flag}={json.dumps(value)}"]
     values = value if setting.parse is not None and isinstance(value, list) else [value]
     return [f"--{setting.flag}={_one(each)}" for each in values]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from inflight_engine.server.settings.config import ServerConfig
 from inflight_engine.server.settings.config_file import with_file
+from inflight_engine.server.settings.kv_events import kv_events_config
 from inflight_engine.server.settings.tracing import tracing_config
 from inflight_policies.deadline import OVERDUE_WAIT_SHARE
 from inflight_settings.engine import EngineConfig
@@ -61,11 +62,14 @@ def read_config(parser: argparse.ArgumentParser, argv: Sequence[str]) -> ServerC
     server["api_key"] = server.get("api_key") or (() if key is None else (key,))
     try:
         tracing = tracing_config(server.get("otlp_traces_endpoint"), server.get("traces_sampling_ratio"), os.environ)
+        kv_events = kv_events_config(server.get("kv_events_config"))
     except ValueError as error:
         parser.error(str(error))
     longest_wait = server.get("queue_timeout", settings_of(ServerSettings)["queue_timeout"].default)
-    engine = EngineConfig(**chosen(EngineConfig, given), late_wait=OVERDUE_WAIT_SHARE * longest_wait)
-    config = ServerConfig(engine=engine, tracing=tracing, **server)
+    engine = EngineConfig(
+        **chosen(EngineConfig, given), late_wait=OVERDUE_WAIT_SHARE * longest_wait, block_events=kv_events is not None
+    )
+    config = ServerConfig(engine=engine, tracing=tracing, kv_events=kv_events, **server)
     if (conflict := config.conflict()) is not None:
         parser.error(conflict)
     return config

@@ -7,7 +7,7 @@ import math
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import HTTP_PORT_NAME, METRICS_PORT_NAME
 from inflight_base.manifest.units import parse_duration
-from inflight_operator.api.custom_engine import CustomEngine
+from inflight_operator.api.engine.custom import CustomEngine
 from inflight_operator.api.resolve import model_argument, served_name, startup_limit_seconds
 from inflight_operator.api.types import InferenceService
 from inflight_operator.render.engines.container import (

@@ -5,7 +5,14 @@ from __future__ import annotations
 from decimal import Decimal
 
 from inflight_base.manifest import Manifest
-from inflight_base.manifest.names import ADMIN_PORT, ADMIN_PORT_NAME, ENGINE_PORT, HTTP_PORT_NAME
+from inflight_base.manifest.names import (
+    ADMIN_PORT,
+    ADMIN_PORT_NAME,
+    ENGINE_PORT,
+    GRPC_PORT,
+    GRPC_PORT_NAME,
+    HTTP_PORT_NAME,
+)
 from inflight_base.manifest.units import parse_quantity
 from inflight_operator.api.resolve import model_argument, served_name, startup_limit_seconds
 from inflight_operator.api.types import InferenceService
@@ -30,10 +37,11 @@ def inflight_container(service: InferenceService, settings: Settings) -> EngineC
     """`inflight-engine serve`."""
     observability = observability_of(service, settings)
     key_file = f"{SECRET_FOLDER}/{TENANT_KEY}" if behind_gateway(service, settings) else None
+    grpc = {GRPC_PORT_NAME: GRPC_PORT} if service.spec.engine.grpc else {}
     return EngineContainer(
         image=service.spec.engine.image or settings.engine_image,
         start={"command": engine_command(service, LIMITS_PATH, observability, key_file)},
-        ports={HTTP_PORT_NAME: ENGINE_PORT, ADMIN_PORT_NAME: ADMIN_PORT},
+        ports={HTTP_PORT_NAME: ENGINE_PORT, ADMIN_PORT_NAME: ADMIN_PORT, **grpc},
         environment={
             **ADMIN_ENVIRONMENT,
             **hub_environment(service),
@@ -76,6 +84,7 @@ def engine_command(
         *(f"--{flag}={value}" for flag, value in flags.items()),
         *engine_flags(spec),
         *observability_flags(observability),
+        *([f"--grpc-port={GRPC_PORT}"] if spec.engine.grpc else []),
         *([] if tenant_key_file is None else [f"--tenant-key-file={tenant_key_file}"]),
         *spec.engine.extra_args,
     ]

@@ -17,8 +17,8 @@ from inflight_base.manifest.names import (
     PLUGIN_CONTAINER,
 )
 from inflight_base.manifest.units import parse_quantity
+from inflight_operator.api.pods.scheduling import ClassSLO
 from inflight_operator.api.resolve import MODEL_FOLDER, model_argument, served_name, startup_limit_seconds
-from inflight_operator.api.scheduling import ClassSLO
 from inflight_operator.api.spec import InferenceServiceSpec
 from inflight_operator.api.types import InferenceService
 from inflight_operator.render.admin_token import SECRET_FOLDER, TENANT_KEY

@@ -2,7 +2,7 @@
 
 Source: kubernetes/kubernetes, pkg/controller/podautoscaler (replica_calculator.go, horizontal.go), and its
 documentation, "Algorithm details" and "Configurable scaling behavior". Windows and policies are those of the operator's
-`decide.behavior`, which follows the same rules.
+`decide.replicas.behavior`, which follows the same rules.
 
 Metrics are current: real ones are delayed by a Prometheus scrape and an adapter's cache, which would
 make each of these scalers slower than it is here.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from inflight_operator.decide.behavior import (
+from inflight_operator.decide.replicas.behavior import (
     Behavior,
     ScalingHistory,
     ScalingPolicy,

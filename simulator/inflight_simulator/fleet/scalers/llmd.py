@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 
 from inflight_cost.model import CostModel, StepWork, attended_tokens
-from inflight_operator.decide.behavior import Behavior, ScalingPolicy, ScalingRules
+from inflight_operator.decide.replicas.behavior import Behavior, ScalingPolicy, ScalingRules
 from inflight_settings.limits import Limits
 from inflight_simulator.fleet.scalers.hpa import ALL_IN_15_S, Hpa, by_totals
 from inflight_simulator.fleet.scalers.signals import (

@@ -68,7 +68,7 @@ def test_an_answer_without_any_token_left_ends_with_the_reason():
 def test_a_grammar_and_rules_leave_the_tokens_that_both_allow(rules, left):
     sampling = SamplingParams(9, stop_token_ids=(EOS,), grammar=regex("[a-d]{3}"), **rules)
     shared = grammars()
-    both = TokenRules(sampling, Matching(shared.compiled(sampling.grammar).matcher(), sampling, (EOS,)))
+    both = TokenRules(sampling, Matching(shared.compiled(sampling.grammar), sampling, (EOS,)))
     assert allowed_by(both, shared.vocabulary.vocab_size) == set(ids_of(left))
     for token in ids_of("aaa"):
         both.take(token)

@@ -1,0 +1,208 @@
+"""smg, a router, in front of the engine's gRPC port: chat, streams, structured output, log-probabilities, refusals,
+clients that leave and connections that break, with OpenAI's SDK as the router's client."""
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import openai
+import pytest
+
+READY_SECONDS = 120
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+LONG = [{"role": "user", "content": "Tell a very long story about the sea."}]
+SAME = {"temperature": 0, "max_tokens": 24}
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def router(worker, model, folder):
+    """A router in front of a worker. Yields its address."""
+    port = free_port()
+    command = [sys.executable, "-m", "smg", "launch", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--worker-urls", worker, "--worker-startup-check-interval", "1"]
+    command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
+    with (folder / "smg.log").open("wb") as log:
+        running = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, process_group=0)
+    try:
+        address = f"http://127.0.0.1:{port}/v1"
+        client = openai.OpenAI(base_url=address, api_key="none", max_retries=0)
+        deadline = time.monotonic() + READY_SECONDS
+        while True:
+            try:
+                client.chat.completions.create(model=model, messages=QUESTION, max_tokens=1)
+                break
+            except openai.OpenAIError as error:
+                if running.poll() is not None or time.monotonic() > deadline:
+                    raise AssertionError(f"not ready: {error}: {(folder / 'smg.log').read_text()[-2000:]}") from None
+                time.sleep(0.2)
+        yield address
+    finally:
+        os.killpg(running.pid, signal.SIGKILL)
+        running.wait()
+
+
+@pytest.fixture(scope="module")
+def address(model, tmp_path_factory):
+    with router(os.environ["INFLIGHT_GRPC"], model, tmp_path_factory.mktemp("smg")) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def client(address):
+    with openai.OpenAI(base_url=address, api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def direct(url):
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def num_unfinished(url):
+    with urllib.request.urlopen(f"{url}/load") as answer:
+        return int(re.search(rb"\d+", answer.read())[0])
+
+
+def wait_idle(url):
+    deadline = time.monotonic() + 20
+    while num_unfinished(url):
+        assert time.monotonic() < deadline, "requests of clients that left still run"
+        time.sleep(0.05)
+
+
+def test_an_answer_and_its_stream_are_those_of_the_engine(client, direct, model):
+    asked = {"model": model, "messages": QUESTION, **SAME}
+    expected = direct.chat.completions.create(**asked)
+    whole = client.chat.completions.create(**asked)
+    assert whole.choices[0].message.content == expected.choices[0].message.content
+    assert whole.choices[0].finish_reason == expected.choices[0].finish_reason
+    chunks = [*client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})]
+    text = "".join(each.choices[0].delta.content or "" for each in chunks if each.choices)
+    assert text == expected.choices[0].message.content
+    for usage in (whole.usage, chunks[-1].usage):
+        assert (usage.prompt_tokens, usage.completion_tokens) == (
+            expected.usage.prompt_tokens,
+            expected.usage.completion_tokens,
+        )
+
+
+def test_several_choices_and_a_stop_string(client, direct, model):
+    asked = {"model": model, "prompt": "One, two, three,", "temperature": 1, "seed": 3, "n": 2, "max_tokens": 12}
+    assert [each.text for each in client.completions.create(**asked).choices] == [
+        each.text for each in direct.completions.create(**asked).choices
+    ]
+    stopped = {"model": model, "prompt": "One, two, three,", "temperature": 0, "max_tokens": 24, "stop": [","]}
+    found, expected = (each.completions.create(**stopped).choices[0] for each in (client, direct))
+    assert (found.text, found.finish_reason) == (expected.text, expected.finish_reason)
+
+
+def test_an_answer_follows_a_schema(client, model):
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}
+    form = {"type": "json_schema", "json_schema": {"name": "number", "schema": schema}}
+    asked = {"model": model, "messages": QUESTION, "max_tokens": 48, "temperature": 0, "response_format": form}
+    assert re.fullmatch(
+        r'\s*\{\s*"n"\s*:\s*-?\d+\s*\}\s*', client.chat.completions.create(**asked).choices[0].message.content
+    )
+
+
+def test_log_probabilities_are_those_of_the_engine(client, direct, model):
+    asked = {"model": model, "messages": QUESTION, **SAME, "logprobs": True, "top_logprobs": 2}
+    found, expected = (each.chat.completions.create(**asked).choices[0].logprobs.content for each in (client, direct))
+    assert [each.logprob for each in found] == pytest.approx([each.logprob for each in expected], abs=1e-2)
+
+
+def test_a_request_that_does_not_fit_is_the_clients_error(client, model):
+    with pytest.raises(openai.BadRequestError, match="max_tokens"):
+        client.chat.completions.create(model=model, messages=QUESTION, max_tokens=1_000_000)
+
+
+def test_streams_at_once_are_all_whole(address, direct, model):
+    expected = direct.chat.completions.create(model=model, messages=QUESTION, **SAME).choices[0].message.content
+
+    async def one(client):
+        stream = await client.chat.completions.create(model=model, messages=QUESTION, **SAME, stream=True)
+        return "".join([each.choices[0].delta.content or "" async for each in stream if each.choices])
+
+    async def every():
+        async with openai.AsyncOpenAI(base_url=address, api_key="none", max_retries=0) as client:
+            return await asyncio.gather(*(one(client) for _ in range(32)))
+
+    texts = asyncio.run(every())
+    assert len(texts) == 32
+    assert set(texts) == {expected}
+
+
+def test_clients_that_leave_end_their_requests(address, url, model):
+    async def leave(client, chunks):
+        stream = await client.chat.completions.create(model=model, messages=LONG, max_tokens=2000, stream=True)
+        for _ in range(chunks):
+            await anext(aiter(stream))
+        await stream.close()
+
+    async def every():
+        async with openai.AsyncOpenAI(base_url=address, api_key="none", max_retries=0) as client:
+            await asyncio.gather(*(leave(client, chunks) for chunks in (1, 1, 2, 3, 5, 8)))
+
+    asyncio.run(every())
+    wait_idle(url)
+
+
+async def pipe(reader, writer):
+    with contextlib.suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+def test_a_connection_that_breaks_ends_its_requests_and_the_next_one_works(url, model, tmp_path):
+    host, port = os.environ["INFLIGHT_GRPC"].removeprefix("grpc://").split(":")
+    opened = []
+
+    async def forward(reader, writer):
+        there = await asyncio.open_connection(host, int(port))
+        opened.extend((writer, there[1]))
+        await asyncio.gather(pipe(reader, there[1]), pipe(there[0], writer))
+
+    async def check():
+        server = await asyncio.start_server(forward, "127.0.0.1", 0)
+        worker = f"grpc://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        running = router(worker, model, tmp_path)
+        address = await asyncio.to_thread(running.__enter__)
+        try:
+            async with openai.AsyncOpenAI(base_url=address, api_key="none", max_retries=0) as client:
+                stream = await client.chat.completions.create(model=model, messages=LONG, max_tokens=2000, stream=True)
+                await anext(aiter(stream))
+                assert await asyncio.to_thread(num_unfinished, url) == 1
+                for writer in opened:
+                    writer.transport.abort()
+                with contextlib.suppress(openai.OpenAIError):
+                    assert "stop" not in [each.choices[0].finish_reason async for each in stream if each.choices]
+                await asyncio.to_thread(wait_idle, url)
+                deadline = time.monotonic() + 60
+                while True:
+                    try:
+                        await client.chat.completions.create(model=model, messages=QUESTION, **SAME)
+                        break
+                    except openai.OpenAIError:
+                        assert time.monotonic() < deadline, "the router found no way back"
+                        await asyncio.sleep(0.5)
+        finally:
+            await asyncio.to_thread(running.__exit__, None, None, None)
+            server.close()
+
+    asyncio.run(check())

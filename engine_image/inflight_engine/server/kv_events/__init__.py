@@ -1,0 +1,1 @@
+"""KV cache events for routers and indexes of others, on ZeroMQ in vLLM's encoding."""

@@ -1,0 +1,283 @@
+"""spec.model, spec.engine and spec.accelerator: model, start options and hardware of the engines."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, ConfigDict, Field
+
+from inflight_base.manifest.engines import EngineTypeName
+from inflight_operator.api.base import SpecModel, rule, validation, validations
+from inflight_operator.api.duration import Duration
+from inflight_operator.api.engine.custom import CustomEngine
+from inflight_operator.api.engine.observability import Logs, Tracing
+from inflight_operator.api.pods.scheduling import BOUNDS, MOST_QUEUED, Scheduling
+from inflight_operator.api.pods.template import INT_OR_STRING, readable_quantity
+from inflight_operator.api.setting import setting_duration, setting_field, settings_in
+from inflight_settings.engine import DType, KVCacheDType, Quantization
+from inflight_settings.limits import HIGHEST_LIMITS
+
+
+class Model(SpecModel):
+    """The model that the service serves."""
+
+    model_config = ConfigDict(
+        json_schema_extra=validations(
+            rule(
+                "self.source.startsWith('hf://') || self.revision == 'main'",
+                "model.revision is for hf:// sources only: the other sources have no revisions",
+            ),
+            rule(
+                "self.source.startsWith('hf://') || !has(self.storage)",
+                "model.storage is for hf:// sources only: the other sources are not downloaded by the pod",
+            ),
+        )
+    )
+
+    source: str = Field(
+        max_length=512,
+        description="Source of the model: builtin://NAME (in the engine image, such as builtin://smollm2),"
+        " hf://ORGANIZATION/NAME (Hugging Face), or pvc://CLAIM/FOLDER (a folder with a Hugging Face model on a"
+        " PersistentVolumeClaim of this namespace, mounted read-only).",
+        json_schema_extra=validations(
+            rule(
+                "self.startsWith('builtin://') || self.startsWith('hf://') || self.startsWith('pvc://')",
+                "model.source must begin with builtin://, hf:// or pvc://, such as builtin://smollm2",
+            ),
+            rule(
+                "!self.startsWith('builtin://') || self.matches('^builtin://[a-zA-Z0-9][-_.a-zA-Z0-9]*$')",
+                "model.source with builtin:// must name a model in the engine image, such as builtin://smollm2",
+            ),
+            rule(
+                "!self.startsWith('hf://') || self.matches('^hf://[-_.a-zA-Z0-9]+(/[-_.a-zA-Z0-9]+)?$')",
+                "model.source with hf:// must be hf://ORGANIZATION/NAME, such as hf://Qwen/Qwen3-8B",
+            ),
+            rule(
+                "!self.startsWith('pvc://') || (self.matches('^pvc://[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[^/].*$')"
+                " && !self.matches('(^|/)[.][.](/|$)'))",
+                "model.source with pvc:// must be pvc://CLAIM/FOLDER with a folder inside the claim,"
+                " such as pvc://models/qwen3-8b",
+            ),
+        ),
+    )
+    revision: str = setting_field("revision", "Branch, tag or commit of an hf:// model.", min_length=1, max_length=255)
+    storage: Annotated[str | int, AfterValidator(readable_quantity), Field(json_schema_extra=INT_OR_STRING)] | None = (
+        Field(
+            default=None,
+            description="Maximum disk space for the download of an hf:// model in each pod, such as 100Gi; a pod"
+            " that needs more is evicted. Default: 256Gi for each accelerator, 64Gi on CPU.",
+            json_schema_extra=validation(
+                "type(self) == int ? self > 0 : (isQuantity(self) && quantity(self).isGreaterThan(quantity('0')))",
+                "model.storage must be a quantity above zero, such as 100Gi",
+            ),
+        )
+    )
+    served_name: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=255,
+        description="Name that clients give in `model`. Default: the name of the InferenceService.",
+    )
+
+
+class KVCache(SpecModel):
+    """Memory for keys and values of requests."""
+
+    memory: Annotated[str | int, AfterValidator(readable_quantity), Field(json_schema_extra=INT_OR_STRING)] | None = (
+        setting_field(
+            "kv_cache_memory",
+            "Size of the KV cache, such as 4Gi. Default: a share of what the device has left after the weights.",
+            ge=None,
+            json_schema_extra=validation(
+                "type(self) == int ? self > 0 : (isQuantity(self) && quantity(self).isGreaterThan(quantity('0')))",
+                "engine.kvCache.memory must be a quantity above zero, such as 4Gi",
+            ),
+        )
+    )
+    memory_fraction: float = setting_field(
+        "gpu_memory_utilization",
+        "Share of an accelerator's memory, 0.05 to 1, for weights, activations and KV cache together. The"
+        " KV cache takes the part that weights and activations leave, unless memory sets its size.",
+    )
+    dtype: KVCacheDType = setting_field(
+        "kv_cache_dtype",
+        "Number type of keys and values; auto is engine.dtype. fp8 halves the cache on accelerators that"
+        " support it; on others the engine does not start and logs the reason.",
+    )
+    headroom: float = setting_field(
+        "kv_headroom",
+        "Share of the KV cache, 0 to 0.9, that new requests leave free for running ones to grow into. A"
+        " larger share means fewer preemptions and fewer concurrent requests.",
+    )
+    swap: Annotated[str | int, AfterValidator(readable_quantity)] = setting_field(
+        "swap_space",
+        "Host memory in each pod for KV blocks that the cache evicts, those of preempted requests too, such as"
+        " 4Gi; with 0 they are computed again, and without prefixCaching too. The operator adds it to its own memory request, and on CPU to its"
+        " memory limit; where template.resources sets memory, leave room for it there.",
+        ge=None,
+        json_schema_extra={
+            **INT_OR_STRING,
+            **validation(
+                "type(self) == int ? (self == 0 || self >= 1048576) : (isQuantity(self) &&"
+                " (quantity(self).compareTo(quantity('0')) == 0 || !quantity(self).isLessThan(quantity('1Mi'))))",
+                "engine.kvCache.swap must be 0 or a quantity of at least 1Mi, such as 4Gi",
+            ),
+        },
+    )
+    prefix_caching: bool = setting_field(
+        "prefix_caching",
+        "Keep the KV cache of finished requests while memory lasts, so that the common beginning of prompts"
+        " of one tenant is computed once.",
+    )
+
+
+def _parser(name: str, description: str) -> Any:
+    """Declares a field for the name of a parser: unlike the setting, it may be one that only vLLM has."""
+    return setting_field(
+        name, description, default=None, max_length=64, json_schema_extra={"pattern": "^[a-zA-Z0-9]([-_.a-zA-Z0-9]*)$"}
+    )
+
+
+class StartOptions(SpecModel):
+    """Start options of the engine's own command."""
+
+    dtype: DType = setting_field(
+        "dtype",
+        "Number type of weights and KV cache; auto takes bfloat16 where the device is faster in it, else float32.",
+    )
+    quantization: Quantization = setting_field(
+        "quantization",
+        "Quantization of weights to 8 or 4 bits, on CPU: several times as fast, slightly less accurate.",
+    )
+    max_model_len: int | None = setting_field(
+        "max_model_len",
+        "Longest prompt plus output, in tokens. Default: the maximum of the model.",
+        le=16777216,
+    )
+    max_num_seqs: int = setting_field(
+        "max_num_seqs",
+        "Capacity: requests that an engine runs at once. Tuning sets the limit in force, up to this value.",
+        le=HIGHEST_LIMITS.max_num_seqs,
+    )
+    max_num_batched_tokens: int = setting_field(
+        "max_num_batched_tokens",
+        "Capacity: tokens that an engine computes in one step. Tuning sets the limit in force, up to this value.",
+        le=HIGHEST_LIMITS.max_num_batched_tokens,
+    )
+    kv_cache: KVCache = Field(default_factory=KVCache, description="Memory for keys and values of requests.")
+    scheduling: Scheduling = Field(
+        default_factory=Scheduling,
+        description="Scheduling and preemption.",
+    )
+    tool_call_parser: str | None = _parser(
+        "tool_call_parser",
+        "Format of the model's tool calls, by vLLM's name, such as hermes. Default: type inflight reads it from the"
+        " model's files, type vllm has none. Type inflight takes one that it knows, auto or none; type vllm any, with"
+        " --enable-auto-tool-choice.",
+    )
+    reasoning_parser: str | None = _parser(
+        "reasoning_parser", "Format of the model's reasoning, such as qwen3; the rest as with toolCallParser."
+    )
+    max_queued_requests: int = setting_field(
+        "max_queued_requests",
+        "Maximum number of requests that wait in an engine; further requests are answered 503 with Retry-After.",
+        le=MOST_QUEUED,
+    )
+    queue_timeout: Duration = setting_duration(
+        "queue_timeout",
+        "engine.queueTimeout",
+        "Time that a request may wait before it is answered 504.",
+        BOUNDS,
+    )
+    request_timeout: Duration = setting_duration(
+        "request_timeout",
+        "engine.requestTimeout",
+        "Time that a request may be without progress, from its arrival to its first token and from each token to the"
+        " next, before it is ended with 504.",
+        BOUNDS,
+    )
+    serving_metrics: bool = setting_field(
+        "serving_metrics",
+        "Serve /metrics on the serving port, which gateways and dashboards read, as well as on the admin"
+        " port. With false, the PodMonitor scrapes the admin port: allow Prometheus in the chart's value"
+        " engine.adminPeers.",
+    )
+    grpc: bool = Field(
+        default=False,
+        description="Serve vLLM's gRPC API (VllmEngine), which routers such as smg call, on port 50051 of pods and"
+        " Services, for the same clients as the serving port. Requests do not go through the gateway, so gateway.auth"
+        " excludes it.",
+    )
+    tracing: Tracing = Field(default_factory=Tracing, description="OpenTelemetry traces of requests.")
+    logs: Logs = Field(default_factory=Logs, description="Logs of engines.")
+
+
+OWN_FLAGS = (
+    *"host port admin-port served-model-name device tensor-parallel-size ttft-target ttft-per-1k-tokens".split(),
+    *"service-class drain-delay drain-timeout limits-file tenant-key-file grpc-port".split(),
+    *(
+        setting.flag
+        for part in (Model, StartOptions, KVCache, Scheduling, Tracing, Logs)
+        for _, setting in settings_in(part)
+    ),
+)
+"""Engine flags that the operator sets; extraArgs may not repeat them."""
+
+
+class Engine(StartOptions):
+    """Engine of each pod, and its start options. A change here rolls out new pods."""
+
+    model_config = ConfigDict(
+        json_schema_extra=validation(
+            "!has(self.extraArgs) || !has(self.kvCache) || !has(self.kvCache.memory)"
+            " || !self.extraArgs.exists(a, a.matches('^--num-kv-blocks(=.*)?$'))",
+            "engine.kvCache.memory and --num-kv-blocks in engine.extraArgs exclude each other: keep one",
+        )
+    )
+
+    type: EngineTypeName = Field(
+        default="inflight",
+        description="Type of the engine. inflight: Inflight's own. vllm: vLLM, started by the operator with the same"
+        " fields, as far as vLLM has them. custom: any server of the OpenAI API, see custom. Fields that a type lacks"
+        " are refused.",
+    )
+    plugin: bool = Field(
+        default=True,
+        description="With type vllm, add Inflight's plugin: limits that change while vLLM runs, drain, and metrics of"
+        " the cost of steps. With false, tuning only recommends.",
+    )
+    custom: CustomEngine | None = Field(default=None, description="Container, paths and metrics of type custom.")
+    image: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=512,
+        description="Engine image. Default: the image of this type that the operator was installed with; type custom"
+        " has none.",
+    )
+    extra_args: list[Annotated[str, Field(min_length=1, max_length=1024)]] = Field(
+        default_factory=list,
+        max_length=64,
+        description="Further flags for `inflight-engine serve` or `vllm serve`, one argument per entry, such as"
+        " --block-size=32.",
+    )
+
+
+class Accelerator(SpecModel):
+    """The accelerator of each pod."""
+
+    count: int = Field(
+        default=1,
+        ge=0,
+        le=16,
+        description="Accelerators of each pod; 0 runs the engine on CPU. With more than one, the engine divides every"
+        " layer among them (tensor parallelism): their number must divide the model's attention heads.",
+    )
+    resource: str = Field(
+        default="nvidia.com/gpu",
+        min_length=1,
+        max_length=317,
+        description="Name of the node resource of which each accelerator is one unit.",
+        json_schema_extra=validation(
+            "self.matches('^[^/]+/[^/]+$')", "accelerator.resource must be a resource name such as nvidia.com/gpu"
+        ),
+    )

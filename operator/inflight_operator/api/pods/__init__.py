@@ -1,0 +1,1 @@
+"""The fields that shape pods: template, scheduling, spread, network, rollout, cost."""

@@ -1,0 +1,1 @@
+"""Texts of the status: conditions, problems of pods, sentences."""
