@@ -75,7 +75,7 @@ class BlockPool:
     @property
     def num_findable(self) -> int:
         """Blocks whose content can be found."""
-        return self._has_content.count(1)
+        return int(np.count_nonzero(self._content_mask))
 
     def blocks_for(self, num_tokens: int) -> int:
         """Return the number of blocks that hold `num_tokens` tokens."""
