@@ -14,6 +14,7 @@ from inflight_cost.model import StepWork
 from inflight_engine import logs
 from inflight_engine.block_events import BlockEvent
 from inflight_engine.grammars.waiting import CompilingRequests
+from inflight_engine.load_rates import LoadRateMeter
 from inflight_engine.measurements import Measurements
 from inflight_engine.messages import (
     SHORT_STEP_SECONDS,
@@ -41,7 +42,6 @@ from inflight_engine.step_executor import StepExecutor
 from inflight_engine.step_reports import StepReports, finished
 from inflight_engine.step_times import StepTimes
 from inflight_engine.step_work import work_of
-from inflight_engine.load_rates import LoadRateMeter
 
 log = logging.getLogger(__name__)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from inflight_cost.model import StepWork
+from inflight_engine.load_rates import LoadRateMeter
 from inflight_engine.messages import StepCost
 from inflight_engine.scheduler_inputs import SchedulerInputs
 from inflight_engine.step_times import StepTimes
-from inflight_engine.load_rates import LoadRateMeter
 
 
 class Measurements:

@@ -15,7 +15,7 @@ from inflight_settings.limits import Limits
 from inflight_settings.scheduling import DEFAULT_CLASS, SchedulingSettings, ServiceClass
 from inflight_simulator.arrivals import Arrival, Scaling, blocks_of, scaled
 from inflight_simulator.continuous import simulate_continuous
-from inflight_simulator.cost import LLAMA_8B_H100, Cost, UnitCost, check_cost, read_cost, load_rates
+from inflight_simulator.cost import LLAMA_8B_H100, Cost, UnitCost, check_cost, load_rates, read_cost
 from inflight_simulator.errors import InputError
 from inflight_simulator.flags import COST_FLAGS, SETTINGS, attribute
 from inflight_simulator.outcome import Run

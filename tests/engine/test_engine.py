@@ -8,9 +8,10 @@ import pytest
 
 from inflight_cost.model import CostModel, StepWork
 from inflight_engine.cache.block_pool import BlockPool
-from inflight_engine.cache.prefix import block_hashes, root_hash
 from inflight_engine.cache.loading import LoadRates
+from inflight_engine.cache.prefix import block_hashes, root_hash
 from inflight_engine.engine import MAX_CONSECUTIVE_FAILURES, Engine
+from inflight_engine.load_rates import LoadRateMeter
 from inflight_engine.messages import (
     AddRequest,
     CancelRequest,
@@ -30,7 +31,6 @@ from inflight_engine.request import FinishReason, SamplingParams, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.step_times import StepTimes
-from inflight_engine.load_rates import LoadRateMeter
 from inflight_settings.limits import Limits, LimitsInForce
 from inflight_settings.scheduling import ServiceClass
 from tests.engine.scheduling.model_runner import reference_output

@@ -47,9 +47,7 @@ class Traffic:
 
     def cache_blocks(self, times: float) -> int:
         """Return the blocks of a cache that all conversations at their ends exceed so many times."""
-        return max(
-            self.at_once * -(-self.longest // BLOCK), int(self.conversations * self.longest / times / BLOCK)
-        )
+        return max(self.at_once * -(-self.longest // BLOCK), int(self.conversations * self.longest / times / BLOCK))
 
 
 @dataclass

@@ -200,7 +200,7 @@ class _Loads(NamedTuple):
     damaged: Fetch
 
     def failed(self) -> tuple[int, ...]:
-        return tuple(self.slots[index] for index in np.flatnonzero(self.damaged.wait()[0]))
+        return tuple(self.slots[index] for index in np.flatnonzero(self.damaged.wait()[0]).tolist())
 
 
 class _InFlight:

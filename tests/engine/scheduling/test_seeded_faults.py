@@ -523,8 +523,8 @@ FAULTS = {
         "blocks are loaded, and 0 should be|not what the device lost",
         TIER | {"preemption": "auto"},
     ),
-    "it stores only what pays without a context": Fault(
-        lambda scheduler, patch: patch.setattr(scheduler.offload, "_longest", scheduler.config.block_size),
+    "it stores what no request can pay for": Fault(
+        lambda scheduler, patch: patch.setattr(scheduler.offload, "_longest", 10**6),
         "not what the device lost",
         TIER | {"preemption": "auto"},
     ),
