@@ -116,8 +116,6 @@ def _engine_state(page: Families, demand: Demand, now: Gauges) -> None:
 
 def _counters(page: Families, counts: Counts, load: Load) -> None:
     since_start = counts.since_start(load.stats)
-    runner = None if load.ready is None else load.ready.runner
-    block_bytes = 0 if runner is None else runner.kv_bytes_per_token * runner.block_size
     page.counter("vllm:num_preemptions", "Preemptions of requests.", since_start["num_preemptions"])
     page.counter("vllm:prompt_tokens", "Prompt tokens of requests that completed prefill.", counts.prompt_tokens)
     page.counter("vllm:generation_tokens", "Generated tokens.", counts.generation_tokens)
@@ -139,7 +137,11 @@ def _counters(page: Families, counts: Counts, load: Load) -> None:
         ("inflight_tier_stored_bytes", "Bytes of KV blocks copied to a tier behind the device.", "num_stored_blocks"),
         ("inflight_tier_loaded_bytes", "Bytes of KV blocks loaded from a tier.", "num_loaded_blocks"),
     ):
-        page.counters(name, documentation, ("tier",), [((HOST_TIER,), since_start[number] * block_bytes)])
+        if load.ready is None:
+            continue  # While another engine process starts: its blocks are not known, and 0 would be a reset.
+        runner = load.ready.runner
+        num_bytes = since_start[number] * runner.kv_bytes_per_token * runner.block_size
+        page.counters(name, documentation, ("tier",), [((HOST_TIER,), num_bytes)])
     page.counters(
         "inflight_tier_hit_blocks",
         "KV blocks of started requests that were found in a tier and loaded.",
