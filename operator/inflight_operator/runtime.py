@@ -139,7 +139,11 @@ async def run_operator(options: Options) -> int:
             every, clock = ReconcilerSettings(interval=options.interval), Clock()
             stretch = Stretch()
             pool = ScrapePool(
-                options.interval, span=every.span, stale_after=every.stale_after, stretch=lambda: stretch.factor
+                options.interval,
+                span=every.span,
+                stale_after=every.stale_after,
+                stretch=lambda: stretch.factor,
+                queued=lambda key: workers.enqueue(key),
             )
             metrics.count_scrapes(lambda: (pool.counts.done, pool.counts.failed))
             pusher = LimitsPusher(EngineClient(http), clock, leadership.leads if leadership else lambda: True)

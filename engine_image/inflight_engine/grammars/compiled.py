@@ -19,7 +19,10 @@ two states; an answer that needs more than there are goes on with new ones. Verb
 
 MAX_EXPRESSIONS = 500_000
 """Most expressions that the lexer's states of an answer are made of, of 10 to 26 bytes each: some grammars take
-thousands for a state. An answer is asked only after `_mask`s of some time, and may have those of some more."""
+thousands for a state. They are counted only after `LOOK`, and may be some more."""
+
+LOOK = 0.02
+"""CPU seconds of masks and forced tokens after which states may be nearly full: to ask takes some 0.3 ms."""
 
 MAX_COMPILED = 16
 """Number of grammars that stay compiled though no request has them: compiling one takes some milliseconds, mostly on a
@@ -41,15 +44,34 @@ class States:
         start: a matcher at the start of the grammar.
     """
 
-    __slots__ = ("_no_token", "_start")
+    __slots__ = ("_no_token", "_start", "_until_look")
 
     def __init__(self, start: LLMatcher, vocab_size: int) -> None:
         self._start = start
         self._no_token = vocab_size
+        self._until_look = LOOK
+
+    def spend(self, seconds: float) -> None:
+        """Note CPU time in which they may have become more."""
+        self._until_look -= seconds
+
+    @property
+    def may_be_full(self) -> bool:
+        """True where it is time to ask `full`, or they were full."""
+        return self._until_look <= 0
 
     @property
     def full(self) -> bool:
         """True if they are full, or nearly: new answers need others."""
+        found = self._found_full()
+        self._until_look = 0.0 if found else LOOK
+        return found
+
+    def matcher(self) -> LLMatcher:
+        """Return a new matcher at the start of the grammar."""
+        return self._start.deep_copy()
+
+    def _found_full(self) -> bool:
         matcher = self._start.deep_copy()
         matcher.compute_bitmask()
         if matcher.is_error():
@@ -57,10 +79,6 @@ class States:
         matcher.consume_token(self._no_token)
         expressions = _EXPRESSIONS.search(matcher.get_error())
         return expressions is not None and int(expressions[1]) > MAX_EXPRESSIONS
-
-    def matcher(self) -> LLMatcher:
-        """Return a new matcher at the start of the grammar."""
-        return self._start.deep_copy()
 
 
 class Compiled:
@@ -84,7 +102,7 @@ class Compiled:
 
     def states(self) -> States:
         """Return the states that answers share from their start."""
-        if self._states.full:
+        if self._states.may_be_full and self._states.full:
             self._states = self.anew()
         return self._states
 

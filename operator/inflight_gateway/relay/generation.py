@@ -355,6 +355,9 @@ class Generation:
             except ValueError:
                 self._garbled()
                 return
+            if answer.blocks is not None and answer.advanced:
+                blocks, answer.blocks = answer.blocks, None
+                self._shared.asks.told(self._record.request_id, blocks)
             if ended is not None:
                 self._ended(ended, frame.data, now)
                 return

@@ -117,7 +117,7 @@ async def open_streams(
     Raises:
         RuntimeError: a stream ended before its first event.
     """
-    request, few = _request({**body, "stream": True, "max_tokens": 1_000_000}, host), asyncio.Semaphore(64)
+    request, few = _request({"max_tokens": 1_000_000, **body, "stream": True}, host), asyncio.Semaphore(64)
     opened: list[Stream] = []
 
     async def begin() -> None:

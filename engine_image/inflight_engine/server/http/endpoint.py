@@ -20,6 +20,7 @@ from inflight_engine.models.tokens.conversation import Conversation
 from inflight_engine.request import Thinking
 from inflight_engine.server.bodies.fields import ContinuedChoice, GenerationFields, PlainText, Prompt
 from inflight_engine.server.http.strict_json import converted
+from inflight_engine.server.kv_events import names
 from inflight_engine.server.requests.call import Call
 from inflight_engine.server.requests.generation import GenerationRequest
 from inflight_engine.server.requests.inbox import Inbox
@@ -99,12 +100,24 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
         thinking,
         relayed=relayed,
     )
+    num_tokens = sum(map(len, token_ids.values()))
+    blocks = await _blocks(service, requests[0], num_tokens) if relayed else b""
     inbox = Inbox(service.deliveries)
     generations = service.registry.submit(requests, tokenizer, arrived, inbox)
     service.counts.num_samples.observe(n, len(prompts))
-    call = Call(generations, inbox, sum(map(len, token_ids.values())), n, bool(body.stream), relayed)
+    call = Call(generations, inbox, num_tokens, n, bool(body.stream), relayed, blocks)
     exchange.call = call
     return call
+
+
+async def _blocks(service: Service, first: GenerationRequest, num_tokens: int) -> bytes:
+    """Names of the blocks of the first choice's prompt, for the relay's note; empty: no events tell of them."""
+    ready, engine = service.session.ready, service.config.engine
+    finds = engine.block_events and engine.prefix_caching and first.sampling.prompt_logprobs is None
+    if not finds or ready is None:
+        return b""
+    named = partial(names.note, first.prompt_token_ids, num_tokens, ready.runner.block_size, first.scheduling)
+    return named() if len(first.prompt_token_ids) < LONG_TEXT else await asyncio.to_thread(named)
 
 
 async def _grammar(

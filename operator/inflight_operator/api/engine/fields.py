@@ -208,6 +208,12 @@ class StartOptions(SpecModel):
         " Services, for the same clients as the serving port. Requests do not go through the gateway, so gateway.auth"
         " excludes it.",
     )
+    kv_events: bool = Field(
+        default=False,
+        description="Publish the KV cache events of vLLM on ports 5557 and 5558 (replays) of pods, for the gateway: its"
+        " index of cached prefixes is then exact. Only gateway pods may connect: the events hold the tokens of all"
+        " requests, without authentication.",
+    )
     tracing: Tracing = Field(default_factory=Tracing, description="OpenTelemetry traces of requests.")
     logs: Logs = Field(default_factory=Logs, description="Logs of engines.")
 
