@@ -161,7 +161,7 @@ class SchedulingSettings:
 
     @property
     def keeps_evicted(self) -> bool:
-        """Whether blocks that the prefix cache evicts are kept elsewhere, where there is memory for them."""
+        """Tell whether blocks that the prefix cache evicts are kept elsewhere, where there is memory for them."""
         return self.prefix_caching and self.preemption != "recompute"
 
     @property

@@ -24,7 +24,7 @@ BLOCK = 16
 VOCABULARY = 40_000
 OUTPUT_TOKENS = 16
 NEW_TOKENS = 64
-"""Of a user, in each turn."""
+"""Tokens of a user, in each turn."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from inflight_engine.execution.memory.staging import upload
 
 _SEED = 29
-"""Of the odd numbers that words are multiplied with, and checksum of zeros."""
+"""Seed of the odd numbers that words are multiplied with, and checksum of zeros."""
 
 _PIECE_BYTES = 16 << 20
 """Bytes of one transfer: enough for the full speed of the bus."""

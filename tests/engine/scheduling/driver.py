@@ -330,7 +330,7 @@ class Driver:
             self._lose_chunks(steps, {step.owners[slot] for slot in failed_chunks - step.put_back})
 
     def _fail_loads(self, step: Launched, starts: list[SlotStart]) -> None:
-        """What these loaded is not what was stored, and what was computed from that is worth nothing."""
+        """These loaded something else than was stored, and what was computed from that is worth nothing."""
         self.scheduler.fail_loads(step.plan, [start.slot for start in starts])
         for start in starts:
             self.rules.load_failed(start)

@@ -223,7 +223,7 @@ class Rules:
         return set().union(*(self._cache.dropped(plan.step) for plan in plans))
 
     def load_failed(self, start: SlotStart) -> None:
-        """What a start found in the tier is damaged."""
+        """Take in that a start found something damaged in the tier."""
         self._cache.tier.damaged(start.host_block_ids)
 
     # One step.

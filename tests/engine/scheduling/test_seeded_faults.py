@@ -423,7 +423,7 @@ def copies_too_few(plan: StepPlan) -> StepPlan:
 
 
 def stores_over_what_is_loaded(scheduler: Scheduler, patch: Patch) -> None:
-    """What a plan loads is held no longer than it takes to look for it."""
+    """Hold what a plan loads no longer than it takes to look for it."""
     offload, load = scheduler.offload, scheduler.offload.load
 
     def load_and_release(hashes, num_before):

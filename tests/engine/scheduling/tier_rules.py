@@ -6,7 +6,7 @@ from inflight_engine.scheduling.plan import StepPlan
 
 
 class TierRules:
-    """What the device loses is kept here, up to a number of blocks; the least recently used is given up first. What is
+    """Blocks that the device loses are kept here, up to a number; the least recently used is given up first. What is
     lost at once and is here already counts as used first, then the rest comes in, the first lost first. What a plan
     loads is not given up before the plan is made, and is the most recently used then, of one request the first block.
 
@@ -80,7 +80,7 @@ class TierRules:
         self._under_way.clear()
 
     def damaged(self, places: tuple[int, ...]) -> None:
-        """What these places have is not what was stored."""
+        """These places have something else than was stored."""
         for content in [content for content, place in self._places.items() if place in places]:
             self._give_up(content)
 
