@@ -11,7 +11,7 @@ runs = st.lists(st.sampled_from(NAMES), min_size=1, max_size=8, unique=True)
 
 
 class TierMachine(RuleBasedStateMachine):
-    """`memory`: what was copied to each place last. `held`: places of loads that are not released."""
+    """`memory`: what was copied to each place, unless it was dropped. `held`: places of loads that are not released."""
 
     PLACES = 6
 
@@ -68,7 +68,8 @@ class TierMachine(RuleBasedStateMachine):
     def drop(self, data):
         places = data.draw(st.lists(st.sampled_from(sorted(self.memory)), max_size=3))
         self.tier.drop(places)
-        self.order = [name for name in self.order if name not in {self.memory[place] for place in places}]
+        dropped = {self.memory.pop(place) for place in set(places)}
+        self.order = [name for name in self.order if name not in dropped]
 
     @invariant()
     def it_holds_what_was_used_last_and_no_more(self):
