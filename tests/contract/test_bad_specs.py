@@ -99,7 +99,7 @@ BAD = {
         "engine.grpc and gateway.auth exclude each other",
     ),
     "KV events by field and by flag": (
-        {"engine": {"kvEvents": True, "extraArgs": ['--kv-events-config={"enable_kv_cache_events":true}']}},
+        spec(engine={"kvEvents": True, "extraArgs": ['--kv-events-config={"enable_kv_cache_events":true}']}),
         "engine.kvEvents and --kv-events-config in engine.extraArgs exclude each other: keep one",
     ),
     "no attempt": (
