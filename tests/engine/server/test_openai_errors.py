@@ -33,7 +33,7 @@ CHAT = [
     ("store", True),
     ("metadata", {"a": "b"}),
     ("web_search_options", {}),
-    ("echo", False),
+    ("echo", True),
 ]
 COMPLETION = [("top_logprobs", 1), ("suffix", "end"), ("tools", [])]
 UNSUPPORTED = (
