@@ -22,25 +22,34 @@ _AFTER_SECONDS = 0.5
 _STREAM_TOKENS = 7000
 """Length of the stream's answer: it lasts for minutes."""
 
+_LONGEST = 2**24 - 64
+"""Bytes of a string."""
+_NEXT = b'","'
+"""Between two strings."""
+
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
 class Sent(NamedTuple):
-    """A body: its path, and what is before and after a part that is repeated until the body is as long as it may be.
+    """A body: its path, and what is before and after a part that is repeated.
 
     Attributes:
-        most: of the part.
+        most: repetitions; None: as many as a string may be long. The body is no longer than one may be.
+        strings: number of strings that each have the repeated part.
     """
 
     path: str
     before: str
     part: str
     after: str
-    most: int = MAX_BODY_BYTES
+    most: int | None = None
+    strings: int = 1
 
     def content(self) -> bytes:
         before, part, after = self.before.encode(), self.part.encode(), self.after.encode()
-        return before + part * min(self.most, (MAX_BODY_BYTES - len(before) - len(after)) // len(part)) + after
+        most = _LONGEST // len(part) if self.most is None else self.most
+        room = (MAX_BODY_BYTES - len(before) - len(after)) // self.strings - len(_NEXT)
+        return before + _NEXT.join([part * min(most, room // len(part))] * self.strings) + after
 
 
 def _message(text: str) -> str:
@@ -76,21 +85,24 @@ _TEXTS = {
 
 BODIES: Mapping[str, Sent] = {
     **{name: Sent(COMPLETIONS, '{"prompt":"', part, '"}') for name, part in _TEXTS.items()},
-    "text, one emoji": Sent(COMPLETIONS, '{"prompt":"', "a", '😀"}'),
+    **{f"{name}, twice": Sent(COMPLETIONS, '{"prompt":["', part, '"]}', strings=2) for name, part in _TEXTS.items()},
+    "short escapes": Sent(COMPLETIONS, '{"prompt":[', '"' + "\\u20ac" * 85 + '",', '"a"]}', 60_000),
+    "too long a text": Sent(COMPLETIONS, '{"prompt":"', "\\u20ac", '"}', MAX_BODY_BYTES),
+    "text, one emoji": Sent(COMPLETIONS, '{"prompt":"', "a", '😀"}', _LONGEST - 8),
     "message": Sent(CHAT, '{"messages":[{"role":"user","content":"', "Hello ", '"}]}'),
     "messages": Sent(CHAT, '{"messages":[', _message("a" * 2000) + ",", _message("a") + "]}", 13_000),
     "short messages": Sent(CHAT, '{"messages":[', _message("a") + ",", _message("a") + "]}", 13_000),
-    "too many messages": Sent(CHAT, '{"messages":[', _message("a") + ",", _message("a") + "]}"),
+    "too many messages": Sent(CHAT, '{"messages":[', _message("a") + ",", _message("a") + "]}", MAX_BODY_BYTES),
     "strings": Sent(COMPLETIONS, '{"prompt":[', '"a",', '"a"]}', 65_000),
     "long strings": Sent(COMPLETIONS, '{"prompt":[', f'"{"a" * 500}",', '"a"]}', 65_000),
     "token ids": Sent(COMPLETIONS, '{"prompt":[', "12345,", "1]}", 2**20 - 1),
     "long numbers": Sent(COMPLETIONS, '{"prompt":[', f"{'7' * 30},", "1]}", 2**20 - 1),
-    "one number": Sent(COMPLETIONS, '{"seed":', "7", ',"prompt":"a"}'),
-    "arrays": Sent(COMPLETIONS, '{"prompt":', "[", ""),
-    "objects": Sent(COMPLETIONS, '{"prompt":', '{"a":', ""),
-    "name of a field": Sent(COMPLETIONS, '{"prompt":"a","', "a", '":1}'),
+    "one number": Sent(COMPLETIONS, '{"seed":', "7", ',"prompt":"a"}', MAX_BODY_BYTES),
+    "arrays": Sent(COMPLETIONS, '{"prompt":', "[", "", MAX_BODY_BYTES),
+    "objects": Sent(COMPLETIONS, '{"prompt":', '{"a":', "", MAX_BODY_BYTES),
+    "name of a field": Sent(COMPLETIONS, '{"prompt":"a","', "a", '":1}', MAX_BODY_BYTES),
     "user": Sent(COMPLETIONS, '{"prompt":"a","user":"', "a", '"}'),
-    "half a pair": Sent(COMPLETIONS, '{"prompt":"', "\\u0041", '\\ud800"}'),
+    "half a pair": Sent(COMPLETIONS, '{"prompt":"', "\\u0041", '\\ud800"}', _LONGEST // 6 - 1),
     "arguments": Sent(CHAT, _call('{\\"a\\":[1')[0], ",1", "]}" + _call("")[1]),
     "long argument": Sent(CHAT, _call('{\\"a\\":\\"')[0], "a", '\\"}' + _call("")[1]),
     "variables": Sent(
@@ -158,12 +170,12 @@ def measure(names: Sequence[str], tries: int, say: Callable[[str, Gap], None]) -
 
 
 async def _measure(address: tuple[str, int], names: Sequence[str], tries: int, say: Callable[[str, Gap], None]) -> None:
-    body = {"prompt": "hello", "ignore_eos": True, "max_tokens": _STREAM_TOKENS}
+    body = {"prompt": "hello", "ignore_eos": True}
     for name in ("", *names):
         sent = BODIES.get(name)
         content = b"" if sent is None else await asyncio.to_thread(sent.content)
         found: list[Gap] = []
-        async with open_streams(address, 1, body) as (stream,):
+        async with open_streams(address, 1, body, tokens=_STREAM_TOKENS) as (stream,):
             await asyncio.sleep(_AFTER_SECONDS)
             for _ in range(tries):
                 found.append(await _beside(stream, address, "" if sent is None else sent.path, content))

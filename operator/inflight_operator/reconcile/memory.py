@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from inflight_base.manifest import Manifest
+from inflight_operator.api.spec import InferenceServiceSpec
 from inflight_operator.api.status import BracketStatus, CorrectionStatus
-from inflight_operator.api.types import InferenceService
+from inflight_operator.api.types import InferenceService, ObjectMeta
 from inflight_operator.decide.decision import Reason
 from inflight_operator.decide.replicas.autopilot import DemandMemory
 from inflight_operator.decide.replicas.behavior import ScalingHistory
@@ -23,19 +24,18 @@ from inflight_settings.limits import HIGHEST_LIMITS, Limits, LimitsInForce
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """Children of the last rendering: the same objects are returned until their inputs change."""
+    """Children of the last rendering: the same objects are returned until their inputs change. The status that the
+    service had then is none of them."""
 
-    service: InferenceService
+    spec: InferenceServiceSpec
+    metadata: ObjectMeta
     settings: Settings
     plan: ChildPlan
     children: tuple[Manifest, ...]
 
     def made_of(self, service: InferenceService, settings: Settings, plan: ChildPlan) -> bool:
-        if service is not self.service and (
-            service.spec != self.service.spec or service.metadata != self.service.metadata
-        ):
-            return False
-        return settings == self.settings and plan == self.plan
+        same = service.spec is self.spec or service.spec == self.spec
+        return same and (service.metadata, settings, plan) == (self.metadata, self.settings, self.plan)
 
 
 @dataclass(frozen=True, slots=True)

@@ -367,6 +367,28 @@ def test_the_memory_of_answers_is_bounded(monkeypatch):
     assert most - begun < 8 * 5e6
 
 
+def test_the_states_of_many_answers_are_bounded_together_and_those_of_one_have_more(monkeypatch):
+    monkeypatch.setattr(compiled, "LOOK", 0.0)
+    monkeypatch.setattr(matching_module, "LOOK", 0.0)
+    monkeypatch.setattr(compiled, "LARGE", 1000)
+    monkeypatch.setattr(compiled, "MAX_ALL", 20_000)
+    shared = grammars()
+
+    def most(count):
+        answers = [begin(shared, f"[ab]{{40,90}}X{number}|{MANY_STATES}") for number in range(count)]
+        found = 0
+        for character in TEXT[:100]:
+            for each in answers:
+                if not each.error and allowed(each):
+                    take(each, character)
+            found = max(found, sum(each._states.expressions or 0 for each in answers))
+        return found / count
+
+    alone = most(1)
+    assert 10_000 < alone < 25_000
+    assert most(4) < alone / 2
+
+
 def test_of_many_grammars_the_latest_and_those_of_requests_stay_compiled():
     many = grammars()
     kept = many.compiled(regex("a{2}"))
