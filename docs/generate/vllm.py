@@ -53,7 +53,7 @@ REPLACED = {
     "--enable-request-id-headers": "always so",
     "--hf-token": "environment variable `HF_TOKEN`",
     "--kv-cache-memory-bytes": "`--kv-cache-memory`",
-    "--kv-offloading-size": "`--swap-space`, for preempted requests",
+    "--kv-offloading-size": "`--swap-space`",
     "--max-logprobs": "20",
     "--max-num-queued-reqs": "`--max-queued-requests`",
     "--max-num-queued-tokens": "`--max-queued-tokens`",

@@ -95,7 +95,7 @@ def read_metrics(scheduler: Scheduler) -> tuple[float, ...]:
         scheduler.num_uncomputed_tokens,
         scheduler.kv_usage,
         scheduler.preemptor.num_preemptions,
-        scheduler.preemptor.num_swapped_blocks,
+        scheduler.offload.usage(),
         scheduler.admission.prefix_queries,
         scheduler.admission.prefix_hits,
     )

@@ -188,7 +188,7 @@ class Checks:
         # Hardly more than the prompts take: too few for what comes after them.
         num_blocks = 1 + sum(-(-len(prompt) // 16) for prompt in prompts)
         generated = self._generate(prompts, **_SMALL_POOL, num_kv_blocks=num_blocks)
-        if generated.most_swapped_blocks == 0:
+        if generated.most_tier_blocks == 0:
             return Check(name, False, "nothing was swapped, so nothing was checked")
         return self._near(name, generated, whole)
 

@@ -111,9 +111,9 @@ class KVCache(SpecModel):
     )
     swap: Annotated[str | int, AfterValidator(readable_quantity)] = setting_field(
         "swap_space",
-        "Host memory in each pod for the KV cache of preempted requests, such as 4Gi; with 0 they are"
-        " computed again. The operator adds it to its own memory request, and on CPU to its memory limit; where"
-        " template.resources sets memory, leave room for it there.",
+        "Host memory in each pod for KV blocks that the prefix cache evicts, those of preempted requests too, such"
+        " as 4Gi; with 0, or without prefixCaching, they are computed again. The operator adds it to its own memory"
+        " request, and on CPU to its memory limit; where template.resources sets memory, leave room for it there.",
         ge=None,
         json_schema_extra={
             **INT_OR_STRING,
