@@ -160,7 +160,7 @@ class Body(BaseModel):
         return {name: item for name, item in value.items() if name in names or name == kept}
 
 
-def _asks_nothing(name: object, value: object) -> bool:
+def _asks_nothing(name: str, value: object) -> bool:
     return name in WITHOUT_EFFECT and (value is None or value == WITHOUT_EFFECT[name])
 
 
