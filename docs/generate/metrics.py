@@ -71,6 +71,7 @@ def engine_families() -> list[Metric]:
     demand.step_cost = StepCost(CostModel(0.0, 0.0, 0.0, 0.0, 0.0, curve=((1.0, 0.0),)), 0.0, 0.0)
     demand.output_lengths.generated(0, 1)
     demand.output_lengths.ended(1)
+    metrics.dropped_events = lambda: 0
     return metrics.collect()
 
 

@@ -13,6 +13,7 @@ import msgspec
 from inflight_gateway.pick.blocks import ReplicaBlocks
 
 _DEVICE = "GPU"
+_MOST_TOKENS = 2**16
 
 _Name: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 _Medium: TypeAlias = Annotated[str, msgspec.Meta(max_length=32)]
@@ -33,6 +34,7 @@ class BlockStored(_Event, tag=True, kw_only=True):
 
     block_hashes: list[_Name]
     parent_block_hash: _Name | None
+    block_size: Annotated[int, msgspec.Meta(ge=1, le=_MOST_TOKENS)] = 16
     medium: _Medium | None = None
 
 
@@ -71,6 +73,7 @@ def apply(content: bytes, blocks: ReplicaBlocks, now: float) -> None:
             raise Unreadable("blocks of several groups of layers")
         match event:
             case BlockStored():
+                blocks.block_size = event.block_size
                 blocks.stored(event.block_hashes, event.parent_block_hash, event.medium or _DEVICE)
             case BlockRemoved():
                 blocks.removed(event.block_hashes, event.medium or _DEVICE)

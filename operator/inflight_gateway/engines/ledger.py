@@ -231,6 +231,11 @@ class Ledger:
         index = self._prefixes.get(service)
         return index is not None and index.exact(address)
 
+    def block_size(self, service: ServiceKey, address: str) -> int:
+        """Returns the tokens of a block of an engine, by its events; 0: they do not say."""
+        index = self._prefixes.get(service)
+        return 0 if index is None else index.block_size(address)
+
     def _index(self, service: ServiceKey) -> PrefixIndex:
         index = self._prefixes.get(service)
         if index is None:

@@ -161,6 +161,8 @@ class Go(_Message, frozen=True):
     Attributes:
         first_token_within_s: seconds from the head of the answer in which the first token must come.
         headers: for the response: the tenant's limits.
+        block_size: tokens of a block of the first engine, if its KV cache events name blocks as the relay does; 0: they
+            do not, or there are none.
     """
 
     id: str
@@ -168,6 +170,7 @@ class Go(_Message, frozen=True):
     endpoints: tuple[str, ...]
     first_token_within_s: float = 60.0
     headers: Headers = ()
+    block_size: int = 0
 
 
 class Refuse(_Message, frozen=True):

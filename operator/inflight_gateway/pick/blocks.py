@@ -64,10 +64,11 @@ class ReplicaBlocks:
     Attributes:
         exact: the events describe the engine's cache: of a prompt that it computed, an event told of the last block. As
             long as none did, and after `MOST_MISSED` prompts in a row without one, the engine is approximated.
+        block_size: tokens of a block, by its last event; 0: not known.
     """
 
     def __init__(self, memory: BlockMemory | None = None) -> None:
-        self.exact = False
+        self.exact, self.block_size = False, 0
         self._memory = memory or BlockMemory()
         self._reserved = 0
         self._media: dict[str, dict[int, int]] = {}

@@ -225,6 +225,11 @@ class PrefixIndex:
         replica = self._replicas.get(address)
         return replica is not None and replica.exact
 
+    def block_size(self, address: str) -> int:
+        """Returns the tokens of a block of a replica, by its events; 0: they do not say."""
+        replica = self._replicas.get(address)
+        return 0 if replica is None else replica.block_size
+
     def told(
         self,
         address: str,

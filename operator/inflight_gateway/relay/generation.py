@@ -196,6 +196,7 @@ class Generation:
         continues = self._answer.has_tokens
         self._answer.begin_attempt()
         if self._vllm is not None:
+            self._vllm.block_size = go.block_size
             if continues:
                 self._find_end(self._vllm, go)
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import NamedTuple
 
+from inflight_base.manifest.engines import VLLM
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.catalog import Catalog, Change
 from inflight_gateway.engines.ledger import Ledger
@@ -419,6 +420,7 @@ class Requests:
                 tuple(one.address for one in pick.endpoints[: max(1, config.max_attempts - request.attempt + 1)]),
                 pick.first_token_within_s,
                 request.admitted.headers,
+                self._ledger.block_size(config.key, pick.endpoints[0].address) if config.engine.name == VLLM else 0,
             )
         )
 

@@ -55,6 +55,7 @@ class Batch(msgspec.Struct, array_like=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
+decode = msgspec.msgpack.Decoder(Batch).decode
 
 
 def cleared(now: float) -> bytes:

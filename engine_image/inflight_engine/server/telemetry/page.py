@@ -50,10 +50,12 @@ class EngineMetrics(Collector):
 
     Attributes:
         spans: None: no tracing.
+        dropped_events: returns the batches of KV cache events that were dropped; None: there are no events.
     """
 
     def __init__(self, model_name: str, counts: Counts, demand: Demand, gauges: Callable[[], Gauges]) -> None:
         self.spans: SpanCounts | None = None
+        self.dropped_events: Callable[[], int] | None = None
         self._model_name = model_name
         self._counts = counts
         self._demand = demand
@@ -77,6 +79,13 @@ class EngineMetrics(Collector):
         _demand(page, demand)
         _step_cost(page, demand.step_cost)
         _traces(page, self.spans)
+        if self.dropped_events is not None:
+            page.counter(
+                "inflight_kv_event_batches_dropped",
+                "Batches of KV cache events that were not published, as too many waited. Consumers get AllBlocksCleared"
+                " after them.",
+                self.dropped_events(),
+            )
         _step_parts(page, counts.step_parts)
         _classes(page, counts.classes.values(), now.waiting)
         memory_families(page)
