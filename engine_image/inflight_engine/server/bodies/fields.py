@@ -21,6 +21,8 @@ from inflight_settings.scheduling import ServiceClass
 from inflight_settings.setting import settings_of
 
 MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 1024
+"""Characters: the end of a text is compared with every beginning of each stop string."""
 MAX_STOP_TOKEN_IDS = 128
 MAX_TOP_LOGPROBS = 20
 """OpenAI's limit for chat."""
@@ -82,7 +84,7 @@ def _fits(value: Any) -> Any:
 TokenIdList = Annotated[list[TokenId], FIRST_ERROR, BeforeValidator(_fits)]
 TokenIdName = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 """A token id as a key of a JSON object."""
-StopString = Annotated[str, Field(min_length=1)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_LENGTH)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
