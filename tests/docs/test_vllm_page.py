@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from docs.generate.parsers import PARSERS, flags_of, subcommands
 from docs.generate.vllm import DIFFERENT, REPLACED, REPLACED_ENDPOINTS, bodies, served, taken_fields
 from docs.generate.vllm_names import kept, read
+from inflight_engine.server.bodies.fields import WITHOUT_EFFECT
 from tests.engine.server.fake_engine import connected, server_config
 
 NAMES = kept()
@@ -17,12 +18,12 @@ SERVE = subcommands(PARSERS["inflight-engine"]())["serve"]
 PATHS = [path for path in NAMES.fields if path in bodies()]
 
 
-def refuses(path, field):
+def refuses(path, field, value="no meaning"):
     """Each type of the path's bodies names the field in an error that refuses it."""
     kinds = ("extra_forbidden", "unsupported_parameter")
     for model in bodies()[path]:
         try:
-            model.model_validate({field: {"no": "meaning"}})
+            model.model_validate({field: value})
         except ValidationError as found:
             errors = [each["loc"] for each in found.errors() if each["type"] in kinds]
         else:
@@ -39,6 +40,14 @@ def test_the_names_are_those_of_vllms_source():
 
 def test_the_paths_are_those_that_both_have():
     assert {"/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"} <= {*PATHS}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_field_that_is_not_taken_is_accepted_with_null_and_its_default(path):
+    for field in {*NAMES.fields[path]} - {*taken_fields()[path]}:
+        for value in (None, WITHOUT_EFFECT.get(field)):
+            assert not refuses(path, field, value), (field, value)
+    assert refuses(path, "unknown", None)
 
 
 async def test_an_endpoint_is_served_or_not_found():

@@ -96,6 +96,7 @@ BODIES: Mapping[str, Sent] = {
     "strings": Sent(COMPLETIONS, '{"prompt":[', '"a",', '"a"]}', 65_000),
     "long strings": Sent(COMPLETIONS, '{"prompt":[', f'"{"a" * 500}",', '"a"]}', 65_000),
     "token ids": Sent(COMPLETIONS, '{"prompt":[', "12345,", "1]}", 2**20 - 1),
+    "ids, 128 answers": Sent(COMPLETIONS, '{"n":128,"max_tokens":1,"prompt":[', "12345,", "1]}", 8000),
     "long numbers": Sent(COMPLETIONS, '{"prompt":[', f"{'7' * 30},", "1]}", 2**20 - 1),
     "one number": Sent(COMPLETIONS, '{"seed":', "7", ',"prompt":"a"}', MAX_BODY_BYTES),
     "arrays": Sent(COMPLETIONS, '{"prompt":', "[", "", MAX_BODY_BYTES),

@@ -5,6 +5,7 @@ import json
 import threading
 
 import httpx
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,8 +22,9 @@ from inflight_engine.server.http import endpoint, strict_json, tokenize
 from inflight_engine.server.http.strict_json import LONG_BODY
 from inflight_engine.server.http.tokenize import DetokenizeRequest, TokenizeRequest
 from inflight_engine.server.messages.requests import CountTokensRequest, MessagesRequest
+from inflight_engine.server.requests import registry
 from inflight_engine.server.responses.requests import ResponsesRequest
-from tests.engine.server.fake_engine import connected, server_config
+from tests.engine.server.fake_engine import connected, server_config, until
 
 PATHS = {
     "/v1/chat/completions": ChatCompletionRequest,
@@ -231,3 +233,17 @@ async def test_texts_and_tokens_that_are_only_converted_are_bounded(make_fake, m
     for path, body in (("/tokenize", {"prompt": "a" * 151}), ("/detokenize", {"tokens": [97] * 151})):
         answer = await fake.post(path, **body)
         assert (answer.status_code, "more than 150" in answer.text) == (400, True)
+
+
+async def test_a_prompt_of_many_answers_is_packed_once(make_fake, monkeypatch):
+    packed, pack = [], registry._packed
+    monkeypatch.setattr(registry, "_packed", lambda token_ids: packed.append(list(token_ids)) or pack(token_ids))
+    fake = await make_fake()
+    answer = asyncio.create_task(fake.post("/v1/completions", prompt=[[1, 2], [3]], n=2))
+    await until(lambda: len(fake.engine.requests) == 4)
+    assert [np.frombuffer(each.prompt_token_ids, "<i4").tolist() for each in fake.engine.requests.values()] == [
+        *([[1, 2]] * 2),
+        *([[3]] * 2),
+    ]
+    assert sorted(each for each in packed if each) == [[1, 2], [3]]
+    answer.cancel()

@@ -251,6 +251,7 @@ class ChatCompletionRequest(OpenAIFields, TemplateFields):
     tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    add_special_tokens: Annotated[object, only(False)] = None
     functions: Annotated[object, only([])] = None
     function_call: Annotated[object, only("none", "auto")] = None
     modalities: Annotated[object, only(["text"])] = None
