@@ -39,6 +39,7 @@ def opened(port="*", replay_port="*", **changes):
     if port != "*":
         endpoint = f"tcp://*:{port}"
     publisher = KVEventPublisher(KVEventsConfig(endpoint=endpoint, replay_endpoint=replay, **changes))
+    publisher.started(16)
     return publisher, KvEventPorts(port_of(publisher._publishing), port_of(publisher._replaying))
 
 
