@@ -70,7 +70,10 @@ class EngineConfig(SchedulingSettings):
         metavar="SHARE",
     )
     swap_space: int = setting(
-        0, "host memory for the KV cache of preempted requests, as in 4Gi; 0: none", ge=0, unit="bytes"
+        0,
+        "host memory for KV blocks that the cache evicts, those of preempted requests too, as in 4Gi; 0: none",
+        ge=0,
+        unit="bytes",
     )
     record: str | None = setting(
         None,

@@ -143,11 +143,11 @@ class SchedulingSettings:
     )
     preemption: PreemptionMode = setting(
         "auto",
-        "what happens to the KV cache of a preempted request: recompute, or swap to host memory (recompute while it is "
-        "full); auto: the faster by measurement",
+        "how KV blocks that left the cache come back to a request, a preempted one too: recompute, or swap, which "
+        "loads those that host memory has; auto: the faster by measurement",
     )
     preemption_victim: VictimName = setting("last_arrived", "request that is preempted when the KV cache is full")
-    prefix_caching: bool = setting(True, "disable the prefix cache")
+    prefix_caching: bool = setting(True, "disable the prefix cache, and with it the host memory behind it")
 
     def __post_init__(self) -> None:
         if self.policy is None:
@@ -158,6 +158,11 @@ class SchedulingSettings:
         for name, each in settings_of(kind).items():
             if each.choices and getattr(self, name) not in each.choices:
                 raise ValueError(f"{name} must be one of {', '.join(each.choices)}, not {getattr(self, name)!r}")
+
+    @property
+    def keeps_evicted(self) -> bool:
+        """Tell whether blocks that the prefix cache evicts are kept elsewhere, where there is memory for them."""
+        return self.prefix_caching and self.preemption != "recompute"
 
     @property
     def ttft_targets(self) -> dict[str, float]:

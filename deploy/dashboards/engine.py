@@ -14,7 +14,7 @@ TERMS = {
     "decode_kv_token": ("Decode: KV reads", "light-blue"),
     "prefill_token": ("Prefill: tokens", "purple"),
     "prefill_context_token": ("Prefill: attention", "light-purple"),
-    "copied_token": ("Swapping", "orange"),
+    "copied_token": ("Copying", "orange"),
     "curve": ("Curve over tokens", "green"),
 }
 """Label `term` of the cost of steps: its name in legends, and its colour."""
@@ -156,10 +156,10 @@ DASHBOARD = Dashboard(
                 "Requests per second that lost their slot.",
                 Query("Preemptions/s", rate("vllm:num_preemptions_total", PODS), style.WAITING),
                 Query(
-                    "Swapped blocks",
-                    f"sum(inflight_swapped_blocks{{{PODS}}})",
+                    "Blocks in host memory",
+                    f"sum(inflight_tier_blocks{{{PODS}}})",
                     style.PROMPT,
-                    about="Swapped blocks: blocks of host memory that hold such requests.",
+                    about="Blocks in host memory: those that left the cache, of such requests and others.",
                 ),
                 least_top=style.FEW_PER_SECOND,
             ),

@@ -210,7 +210,7 @@ DASHBOARD = Dashboard(
             "Preemptions by pod": lines(
                 "ops",
                 "Requests per second that lost their slot because the KV cache was full. They are computed again or "
-                "swapped, which costs throughput.",
+                "loaded from host memory, which costs throughput.",
                 Query("{{pod}}", rate("vllm:num_preemptions_total", ONE_SERVICE, ("pod",))),
                 least_top=style.FEW_PER_SECOND,
             ),

@@ -16,6 +16,7 @@ from inflight_engine.server.engine.session import NO_STATS
 from inflight_engine.server.requests.counts import Counts
 from inflight_engine.server.telemetry.page import EngineMetrics, Gauges
 from inflight_gateway.state.load import ServiceLoad
+from inflight_gateway.telemetry.metrics import IndexCollector
 from inflight_gateway.telemetry.metrics import Metrics as GatewayMetrics
 from inflight_gateway.tenants.usage import Usage
 from inflight_operator.telemetry.metrics import OperatorMetrics
@@ -70,6 +71,7 @@ def engine_families() -> list[Metric]:
     demand.step_cost = StepCost(CostModel(0.0, 0.0, 0.0, 0.0, 0.0, curve=((1.0, 0.0),)), 0.0, 0.0)
     demand.output_lengths.generated(0, 1)
     demand.output_lengths.ended(1)
+    metrics.dropped_events = lambda: 0
     return metrics.collect()
 
 
@@ -89,6 +91,7 @@ def gateway_families() -> list[Metric]:
     metrics.watch_loads(lambda: {service: ServiceLoad()})
     usage.of(service, "").refused["key"] = 0
     metrics.registry.register(usage)
+    metrics.registry.register(IndexCollector(lambda: {(service, "exact"): 0}))
     return list(metrics.registry.collect())
 
 

@@ -1,20 +1,41 @@
-"""The page of vLLM's request fields and flags: those that this engine takes, and those that it refuses."""
+"""The page of vLLM's endpoints, request fields and flags: those that this engine has, and those that it refuses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pkgutil import iter_modules
 from types import UnionType
 from typing import Union, get_args, get_origin
 
-from fastapi.routing import APIRoute
+from fastapi.routing import APIRoute, APIRouter
 from pydantic import BaseModel
 
 from docs.generate.markdown import GENERATED, cell, code, table
 from docs.generate.parsers import PARSERS, flags_of, subcommands
 from docs.generate.vllm_names import kept
 from inflight_engine.server import http
+
+_NO_ADAPTERS = "LoRA adapters are not supported"
+_NOT_STORED = "responses are not stored"
+_TEXT_ONLY = "models read text only"
+
+REPLACED_ENDPOINTS = {
+    "GET /docs": "`/openapi.json`",
+    "GET /kv_event_sources": "`--kv-events-config`",
+    "GET /server_info": "`GET /v1/runtime_config`",
+    "GET /v1/responses/{response_id}": _NOT_STORED,
+    "POST /abort_requests": "a client that closes its connection",
+    "POST /inference/v1/generate": "`POST /v1/generate`",
+    "POST /v1/audio/transcriptions": _TEXT_ONLY,
+    "POST /v1/audio/translations": _TEXT_ONLY,
+    "POST /v1/load_lora_adapter": _NO_ADAPTERS,
+    "POST /v1/responses/{response_id}/cancel": _NOT_STORED,
+    "POST /v1/unload_lora_adapter": _NO_ADAPTERS,
+    "POST /v2/embed": "`POST /v1/embeddings`",
+    "WEBSOCKET /v1/realtime": _TEXT_ONLY,
+}
+"""The setting or endpoint in place of one, or the reason why there is none."""
 
 REPLACED = {
     "--allowed-local-media-path": "models read text only",
@@ -32,7 +53,7 @@ REPLACED = {
     "--enable-request-id-headers": "always so",
     "--hf-token": "environment variable `HF_TOKEN`",
     "--kv-cache-memory-bytes": "`--kv-cache-memory`",
-    "--kv-offloading-size": "`--swap-space`, for preempted requests",
+    "--kv-offloading-size": "`--swap-space`",
     "--max-logprobs": "20",
     "--max-num-queued-reqs": "`--max-queued-requests`",
     "--max-num-queued-tokens": "`--max-queued-tokens`",
@@ -58,10 +79,18 @@ DIFFERENT = {
 }
 """Remarks on flags whose values differ."""
 
-_TEXT = """# vLLM's fields and flags
+_TEXT = """# vLLM's endpoints, fields and flags
 
-Names in vLLM {version}, and what this engine does with each. A request with a field that is not taken gets status 400
-with the name of the field in `param`; a flag that is not taken ends the start with an error that names it.
+Names in vLLM {version}, and what this engine does with each. Another path gets status 404. A request with a field that
+is not taken gets status 400 with the name of the field in `param`; a flag that is not taken ends the start with an
+error that names it.
+"""
+
+_ENDPOINTS = """
+## Endpoints
+
+Served, `/tokenizer_info` with `--enable-tokenizer-info-endpoint` as in vLLM:
+
 """
 
 _FIELDS = """
@@ -80,13 +109,18 @@ Taken, with the same name:
 """
 
 _OTHERS = """
-Refused, with another setting in their place, or a reason:
+Refused, with something else in their place, or a reason:
 
 """
 
 _REST = """
 Refused without one:
 
+"""
+
+_SWITCHES = """
+So are the other forms of switches (`--no-` and `--disable-` before what they turn on), except `--no-async-scheduling`,
+and short forms.
 """
 
 
@@ -99,21 +133,38 @@ def page() -> str:
     rows = [[code(field), *(_mark(field, names.fields[path], taken[path]) for path in paths)] for field in fields]
     ours = flags_of(subcommands(PARSERS["inflight-engine"]())["serve"])
     same = [flag for flag in names.flags if flag in ours]
-    rest = [flag for flag in names.flags if flag not in ours and flag not in REPLACED]
     return "".join(
         (
             GENERATED,
             _TEXT.format(version=names.version),
+            _ENDPOINTS,
+            _listed(each for each in names.endpoints if each in served()),
+            _refused(names.endpoints, served(), REPLACED_ENDPOINTS, "endpoint"),
             _FIELDS,
             table(("field", *map(code, paths)), rows),
             _FLAGS,
             table(("flag", "values that differ"), ([code(flag), DIFFERENT.get(flag, "")] for flag in same)),
-            _OTHERS,
-            table(("flag", "here"), ([code(flag), cell(REPLACED[flag])] for flag in names.flags if flag in REPLACED)),
-            _REST,
-            ", ".join(map(code, rest)) + "\n",
+            _refused(names.flags, ours, REPLACED, "flag"),
+            _SWITCHES,
         )
     )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(code, names)) + "\n"
+
+
+def _refused(theirs: Sequence[str], ours: Container[str], replaced: Mapping[str, str], what: str) -> str:
+    """The names that are not ours: those of `replaced` with what it says, then the others."""
+    refused = [each for each in theirs if each not in ours]
+    rows = [[code(each), cell(replaced[each])] for each in refused if each in replaced]
+    rest = _listed(each for each in refused if each not in replaced)
+    return "".join((_OTHERS, table((what, "here"), rows), _REST, rest))
+
+
+def served() -> set[str]:
+    """Returns the method and path of each endpoint for clients."""
+    return {f"{method} {route.path}" for route in _routes() for method in route.methods or ()}
 
 
 def _mark(field: str, theirs: Iterable[str], taken: Mapping[str, bool]) -> str:
@@ -124,13 +175,18 @@ def _mark(field: str, theirs: Iterable[str], taken: Mapping[str, bool]) -> str:
 
 def bodies() -> dict[str, tuple[type[BaseModel], ...]]:
     """Returns the types of the bodies that the engine takes, by path; of several, a body is one of them."""
-    modules = [import_module(each.name) for each in iter_modules(http.__path__, f"{http.__name__}.")]
-    routes = [route for module in modules if hasattr(module, "router") for route in module.router.routes]
     return {
         route.path: tuple(_models(route.body_field.field_info.annotation))
-        for route in routes
-        if isinstance(route, APIRoute) and route.body_field is not None
+        for route in _routes()
+        if route.body_field is not None
     }
+
+
+def _routes() -> Iterator[APIRoute]:
+    for each in iter_modules(http.__path__, f"{http.__name__}."):
+        for router in vars(import_module(each.name)).values():
+            if isinstance(router, APIRouter):
+                yield from (route for route in router.routes if isinstance(route, APIRoute))
 
 
 def _models(annotation: object) -> Iterator[type[BaseModel]]:

@@ -1,4 +1,4 @@
-"""Names of vLLM's request fields and flags, read from its source and kept in `vllm_names.json`.
+"""Names of vLLM's endpoints, request fields and flags, read from its source and kept in `vllm_names.json`.
 
     python -m docs.generate.vllm_names FOLDER
 
@@ -24,7 +24,14 @@ _REQUESTS = {
     "/v1/responses": ("ResponsesRequest",),
     "/v1/messages": ("AnthropicMessagesRequest",),
     "/v1/messages/count_tokens": ("AnthropicCountTokensRequest",),
-    "/v1/embeddings": ("EmbeddingCompletionRequest", "EmbeddingChatRequest"),
+    "/v1/embeddings": (
+        "EmbeddingCompletionRequest",
+        "EmbeddingChatRequest",
+        "EmbeddingBatchChatRequest",
+        "EmbeddingChatInputRequest",
+        "EmbeddingBatchChatInputRequest",
+        "TokenEmbeddingRequest",
+    ),
     "/v1/score": ("ScoreTextRequest", "ScoreDataRequest", "ScoreQueriesDocumentsRequest", "ScoreQueriesItemsRequest"),
     "/v1/rerank": ("RerankRequest",),
     "/tokenize": ("TokenizeCompletionRequest", "TokenizeChatRequest"),
@@ -32,15 +39,22 @@ _REQUESTS = {
 }
 """Classes of the bodies by path; of several, a body is one of them."""
 
+_OTHER_PROCESSES = ("cli", "launchers")
+"""Rooms of `_ENTRYPOINTS` whose endpoints are not of the API server."""
+
+_METHODS = ("get", "post", "put", "patch", "delete", "websocket")
+
 _FLAGS_OF_DATACLASSES = {"entrypoints/common/cli_args.py": ("BaseFrontendArgs", "FrontendArgs")}
 _FLAGS_OF_CALLS = ("engine/arg_utils.py", "entrypoints/cli/serve.py", "entrypoints/common/cli_args.py")
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Names in a version of vLLM. Attributes: fields: of bodies, by path. flags: of `vllm serve`."""
+    """Names in a version of vLLM. Attributes: endpoints: method and path. fields: of bodies, by path. flags: of
+    `vllm serve`."""
 
     version: str
+    endpoints: list[str]
     fields: Mapping[str, list[str]]
     flags: list[str]
 
@@ -77,11 +91,39 @@ def read(folder: Path) -> Names:
         and isinstance(node.value, ast.Constant)
         and any(isinstance(target, ast.Name) and target.id == "version" for target in node.targets)
     )
-    return Names(str(version), fields, sorted(flags))
+    return Names(str(version), _endpoints(folder / _ENTRYPOINTS), fields, sorted(flags))
 
 
 def _parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text())
+
+
+def _endpoints(folder: Path) -> list[str]:
+    """Returns the endpoints of the API server, in the order of their paths."""
+    rooms = [each for each in sorted(folder.iterdir()) if each.is_dir() and each.name not in _OTHER_PROCESSES]
+    files = [*folder.glob("*.py"), *(file for room in rooms for file in room.rglob("*.py"))]
+    found = {each for file in files for each in _routes(_parsed(file))}
+    return sorted(found, key=lambda each: each.split(" ")[::-1])
+
+
+def _routes(module: ast.Module) -> Iterator[str]:
+    """Yields the method and path of routes whose path is written as text."""
+    for node in ast.walk(module):
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        path, what = node.args[0], node.func
+        name = what.attr if isinstance(what, ast.Attribute) else what.id if isinstance(what, ast.Name) else ""
+        if not (isinstance(path, ast.Constant) and isinstance(path.value, str) and path.value.startswith("/")):
+            continue
+        if name == "add_api_route":
+            methods = next(ast.literal_eval(each.value) for each in node.keywords if each.arg == "methods")
+        elif (
+            isinstance(what, ast.Attribute) and name in _METHODS and ast.unparse(what.value).endswith(("router", "app"))
+        ):
+            methods = [name.upper()]
+        else:
+            methods = ["GET"] if name == "Mount" else []
+        yield from (f"{method} {path.value}" for method in methods)
 
 
 def _fields(name: str, classes: Mapping[str, ast.ClassDef]) -> Iterator[str]:

@@ -12,6 +12,9 @@ HASH_SIZE = 16
 DEVICE = "GPU"
 """Medium of the blocks that steps read, as vLLM names it; on a CPU too."""
 
+HOST = "CPU"
+"""Medium of the tier in host memory, as vLLM names it."""
+
 
 class BlocksStored(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Consecutive blocks of a sequence can be found from now on.
@@ -21,7 +24,8 @@ class BlocksStored(msgspec.Struct, frozen=True, array_like=True, tag=True):
         parent: hash of the block before them; empty at the start of a sequence.
         root: digest of tenant and salt at the start of a sequence; empty without these, and for other blocks.
         token_ids: int32 little-endian bytes, those of the blocks.
-        medium: where the blocks are.
+        medium: where the blocks are. Of blocks that are copied behind the device, there is nothing but the hashes, as
+            in vLLM: the event of the device has said the rest.
     """
 
     hashes: bytes

@@ -14,6 +14,7 @@ from inflight_cost.model import StepWork
 from inflight_engine import logs
 from inflight_engine.block_events import BlockEvent
 from inflight_engine.grammars.waiting import CompilingRequests
+from inflight_engine.load_rates import LoadRateMeter
 from inflight_engine.measurements import Measurements
 from inflight_engine.messages import (
     SHORT_STEP_SECONDS,
@@ -41,7 +42,6 @@ from inflight_engine.step_executor import StepExecutor
 from inflight_engine.step_reports import StepReports, finished
 from inflight_engine.step_times import StepTimes
 from inflight_engine.step_work import work_of
-from inflight_engine.swap_rates import SwapRateMeter
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class Engine:
 
     Args:
         recorder: writes all inputs and decisions of the scheduler; None: nothing is recorded.
-        swap_rates: measures when swapping a preempted request is cheaper than recomputing it; None: never.
+        load_rates: measures when loading keys and values is cheaper than computing them; None: there is no tier.
         step_times: predicts what a step may take.
         announce: called before a step that may take long is computed, and before one with starts to be announced.
         block_events: the records of the scheduler's block pool; None: it makes none.
@@ -94,7 +94,7 @@ class Engine:
         runner: StepExecutor,
         *,
         recorder: Recorder | None = None,
-        swap_rates: SwapRateMeter | None = None,
+        load_rates: LoadRateMeter | None = None,
         step_times: StepTimes | None = None,
         announce: Callable[[LongStep | Starting], None] = lambda step: None,
         block_events: list[BlockEvent] | None = None,
@@ -106,7 +106,7 @@ class Engine:
         self._runner = runner
         self._recorder = recorder
         self._inputs = SchedulerInputs(scheduler, recorder)
-        self._measurements = Measurements(self._inputs, step_times or StepTimes(), swap_rates)
+        self._measurements = Measurements(self._inputs, step_times or StepTimes(), load_rates)
         self._reports = StepReports(scheduler)
         self._announce = announce
         self._block_events = block_events
@@ -196,7 +196,7 @@ class Engine:
         if plan is None:
             return None
         work = work_of(plan, scheduler.num_attended_tokens, scheduler.config.block_size)
-        admitted = [Admission(start.request_id, start.slot, start.num_cached_tokens) for start in plan.starts]
+        admitted = [Admission(start.request_id, start.slot, start.num_computed_tokens) for start in plan.starts]
         launched = _Launched(plan, admitted, work, started, self._clock())
         longest = self._measurements.longest(work)
         if longest > SHORT_STEP_SECONDS:
@@ -230,6 +230,9 @@ class Engine:
         failed = scheduler.fail_slots(plan, output.failed_slots) if output.failed_slots else []
         for request in failed:
             _log_failed(request, FinishReason.OUT_OF_MEMORY)
+        if output.failed_loads:
+            log.warning("step %d: what host memory has for %d requests is damaged", plan.step, len(output.failed_loads))
+            scheduler.fail_loads(plan, output.failed_loads)
         discarded = scheduler.discarded_slots(plan)
         grammar_ends = [
             (scheduler.running.table.request(slot).request_id, error)
@@ -244,7 +247,14 @@ class Engine:
         seconds = done - max(step.started, self._done)
         if self._recorder is not None:
             self._recorder.stepped(
-                plan, step.work, ended, seconds, ahead=ahead, failed_slots=output.failed_slots, forced=offered
+                plan,
+                step.work,
+                ended,
+                seconds,
+                ahead=ahead,
+                failed_slots=output.failed_slots,
+                failed_loads=output.failed_loads,
+                forced=offered,
             )
         complete = [scheduler.running.table.requests[run.slot] for run in forced if run.ends]
         grammar_ends += [(request.request_id, "") for request in complete if request is not None]

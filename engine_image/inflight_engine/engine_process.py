@@ -27,12 +27,12 @@ from inflight_engine.channel import ChannelClosedError, EngineChannel
 from inflight_engine.engine import Engine
 from inflight_engine.grammars.compiled import Grammars
 from inflight_engine.grammars.waiting import CompilingRequests
+from inflight_engine.load_rates import LoadRateMeter
 from inflight_engine.messages import EngineFailed, EngineReady, LongStep, Shutdown, Starting
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.step_times import StepTimes
-from inflight_engine.swap_rates import SwapRateMeter
 from inflight_engine.torch_environment import let_segments_grow, let_threads_sleep
 from inflight_engine.warm_up import reach_kernels, warm_up
 from inflight_settings.engine import EngineConfig
@@ -102,7 +102,7 @@ def load(
         block_events=block_events,
         compiling=CompilingRequests(grammars, wake),
         device_failed=device_failed,
-        swap_rates=None if info.copy_tokens_per_second is None else SwapRateMeter(info.copy_tokens_per_second),
+        load_rates=None if info.copy_tokens_per_second is None else LoadRateMeter(info.copy_tokens_per_second),
     )
     return engine, EngineReady(capacity, info)
 

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from inflight_cost.model import StepWork
+from inflight_engine.load_rates import LoadRateMeter
 from inflight_engine.messages import StepCost
 from inflight_engine.scheduler_inputs import SchedulerInputs
 from inflight_engine.step_times import StepTimes
-from inflight_engine.swap_rates import SwapRateMeter
 
 
 class Measurements:
     """Measures the duration of steps by size, and the speed of prefills and copies; the API process fits their cost.
 
     Args:
-        swap_rates: None: nothing can be swapped.
+        load_rates: None: there is no tier.
     """
 
     def __init__(
         self,
         inputs: SchedulerInputs,
         step_times: StepTimes,
-        swap_rates: SwapRateMeter | None,
+        load_rates: LoadRateMeter | None,
     ) -> None:
         self._inputs = inputs
         self._step_times = step_times
-        self._swap_rates = swap_rates
+        self._load_rates = load_rates
 
     def longest(self, work: StepWork) -> float:
         """Return how long a step with this work may take, seconds."""
@@ -38,8 +38,8 @@ class Measurements:
             computing: of these, seconds in which it was computed.
         """
         self._step_times.observe(work, seconds)
-        if self._swap_rates is not None:
-            rates = self._swap_rates.observe(int(work.prefill_tokens), int(work.decode_seqs), computing)
+        if self._load_rates is not None:
+            rates = self._load_rates.observe(int(work.prefill_tokens), int(work.decode_seqs), computing)
             if rates is not None:
                 self._inputs.set_rates(rates)
 

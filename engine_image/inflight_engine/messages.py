@@ -94,7 +94,7 @@ class Admission(msgspec.Struct, frozen=True, array_like=True):
     """A request left the waiting queue for a slot: at first, or again after a preemption.
 
     Attributes:
-        num_cached_tokens: of its tokens, in the prefix cache.
+        num_cached_tokens: of its tokens, in the prefix cache or the tier behind it.
     """
 
     request_id: int
@@ -117,7 +117,9 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
         waiting_prompt_tokens: tokens not yet computed of all requests without a slot or still in prefill.
         kv_usage: share of KV blocks in use, 0..1.
         num_preemptions: since start.
-        num_swapped_blocks: blocks of host memory that hold swapped requests.
+        num_tier_blocks: blocks of host memory whose content can be found.
+        num_stored_blocks, num_loaded_blocks, num_failed_loads: blocks copied to host memory and from there since start,
+            and those that were damaged there.
         prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache and found there, since start.
         step_seconds: from the moment when the step was planned, or when the step before it was done if that came later,
             until it was done: steps that overlap share no time, so all of them together are the time spent in steps.
@@ -134,7 +136,7 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     waiting_prompt_tokens: int
     kv_usage: float
     num_preemptions: int
-    num_swapped_blocks: int
+    num_tier_blocks: int
     prefix_queries: int
     prefix_hits: int
     num_prefill_tokens: int
@@ -146,6 +148,9 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     prefill_context_tokens: int = 0
     copied_tokens: int = 0
     num_forced_tokens: int = 0
+    num_stored_blocks: int = 0
+    num_loaded_blocks: int = 0
+    num_failed_loads: int = 0
 
     @property
     def work(self) -> StepWork:

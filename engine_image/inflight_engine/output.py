@@ -67,6 +67,8 @@ class StepOutput(NamedTuple):
         logprobs: log-probabilities for the slots that asked for them.
         failed_slots: slots without a result, as there was no memory for their chunk or for the log-probabilities that
             they asked for; their token, if they have one, means nothing.
+        failed_loads: slots for which something else was copied in than was stored, or nothing; their token means
+            nothing.
         prompt_logprobs: log-probabilities of chunks whose requests asked for them.
         out_of_memory: an attempt to compute the step had no memory.
         pooled: hidden states of prompts whose requests asked for them.
@@ -82,3 +84,4 @@ class StepOutput(NamedTuple):
     grammar_ends: Sequence[GrammarEnd] = ()
     pooled: Sequence[Pooled] = ()
     forced: Sequence[ForcedRun] = ()
+    failed_loads: tuple[int, ...] = ()

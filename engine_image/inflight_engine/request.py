@@ -38,9 +38,7 @@ class RequestState(StrEnum):
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"
-    """Lost its slot and blocks; its tokens will be recomputed."""
-    SWAPPED = "swapped"
-    """Lost its slot and blocks; its keys and values are in host memory and will be copied back."""
+    """Lost its slot and blocks; what of its tokens is found nowhere will be recomputed."""
     FINISHED = "finished"
 
 
@@ -183,7 +181,6 @@ class Request:
         external_id: the client's id of the request, for log lines.
         output_token_ids: tokens generated so far, kept here only while the request has no slot. A continued request
             comes with those that an earlier engine process generated, fewer than `max_tokens`.
-        num_computed_tokens: tokens whose keys and values are in `host_block_ids`, while SWAPPED; otherwise 0.
         compiled: what its grammar compiles to, kept until it ends.
         block_hashes: chained content hashes of its leading full blocks, prompt first; empty without a prefix cache.
     """
@@ -201,8 +198,6 @@ class Request:
     latest_start: float = math.inf
     output_token_ids: TokenIds = field(default_factory=lambda: NO_TOKENS)
     num_preemptions: int = 0
-    num_computed_tokens: int = 0
-    host_block_ids: tuple[int, ...] = ()
     block_hashes: list[bytes] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     compiled: object = None

@@ -12,7 +12,7 @@ class RunnerInfo(msgspec.Struct, frozen=True):
         max_model_len: tokens: the configured length or the model's own, and no more than the KV cache holds.
         kv_bytes_per_token: 2 x layers x kv_heads x head_dim x sizeof(dtype).
         vocab_size: token ids are below this.
-        num_host_blocks: blocks of host memory for swapped requests; 0 without swap space.
+        num_host_blocks: blocks of host memory behind the KV cache; 0 without swap space.
         copy_tokens_per_second: tokens whose keys and values are copied one way between device and host memory in a
             second, measured; None without swap space.
         load_seconds: from the beginning of loading until the first step can run.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inflight_cost.model import CostModel
-from inflight_engine.cache.swap import SwapRates
+from inflight_engine.cache.loading import LoadRates
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.request import FinishReason, Request
 from inflight_engine.scheduling.scheduler import Scheduler
@@ -46,8 +46,8 @@ class SchedulerInputs:
             if self._recorder is not None:
                 self._recorder.limits(limits)
 
-    def set_rates(self, rates: SwapRates) -> None:
-        self._scheduler.preemptor.rates = rates
+    def set_rates(self, rates: LoadRates) -> None:
+        self._scheduler.offload.rates = rates
         if self._recorder is not None:
             self._recorder.rates(rates)
 

@@ -85,7 +85,7 @@ class StepReports:
             waiting_prompt_tokens=scheduler.num_uncomputed_tokens,
             kv_usage=scheduler.kv_usage,
             num_preemptions=scheduler.preemptor.num_preemptions,
-            num_swapped_blocks=scheduler.preemptor.num_swapped_blocks,
+            num_tier_blocks=scheduler.offload.usage(),
             prefix_queries=scheduler.admission.prefix_queries,
             prefix_hits=scheduler.admission.prefix_hits,
             num_prefill_tokens=int(work.prefill_tokens),
@@ -97,6 +97,9 @@ class StepReports:
             prefill_context_tokens=int(work.prefill_context_tokens),
             copied_tokens=int(work.copied_tokens),
             num_forced_tokens=scheduler.num_forced_tokens,
+            num_stored_blocks=scheduler.offload.num_stored,
+            num_loaded_blocks=scheduler.offload.num_loaded,
+            num_failed_loads=scheduler.offload.num_failed,
         )
 
 

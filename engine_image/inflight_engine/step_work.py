@@ -18,8 +18,8 @@ def work_of(plan: StepPlan, num_attended: int, block_size: int) -> StepWork:
         prefill_tokens += chunk.length
         prefill_context_tokens += attended_tokens(chunk.start, chunk.length)
     copied_blocks = 0
-    for preemption in plan.preemptions:
-        copied_blocks += len(preemption.host_block_ids)
+    if plan.stores is not None:
+        copied_blocks += len(plan.stores.block_ids)
     for start in plan.starts:
         copied_blocks += len(start.host_block_ids)
     copied_tokens = copied_blocks * block_size

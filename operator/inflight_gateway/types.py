@@ -69,6 +69,14 @@ class ScoreWeights:
     prefix: float = 1.0
 
 
+class KvEventPorts(NamedTuple):
+    """Ports of an engine that publishes KV cache events. Attributes: replay_port: for batches that were missed; None:
+    there is none."""
+
+    port: int
+    replay_port: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class ServiceConfig:
     """A service behind the gateway, from its InferenceService.
@@ -88,6 +96,7 @@ class ServiceConfig:
         jwt_tenants: tenants whose tokens the service accepts; `*`: all; empty: no token is accepted.
         default_limits: limits of each tenant not listed in `tenants`.
         inference_pool: other gateways find the service by an InferencePool.
+        kv_events: ports where its engines publish KV cache events; None: they do not.
     """
 
     key: ServiceKey
@@ -110,6 +119,7 @@ class ServiceConfig:
     tenants: tuple[TenantConfig, ...] = ()
     default_limits: RateLimits = RateLimits()
     inference_pool: bool = False
+    kv_events: KvEventPorts | None = None
 
     @property
     def keyed(self) -> bool:
@@ -212,6 +222,10 @@ class RequestView:
     external_id: str = ""
 
 
+EXACT, APPROXIMATE = "exact", "approximate"
+"""Indexes of a replica's prefix cache: by its KV cache events, and by the prompts that were sent there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pick:
     """The pick for a request.
@@ -262,6 +276,25 @@ def service_deleted(service: ServiceKey) -> Refusal:
     """Returns the refusal of a request whose service was deleted since it was resolved."""
     return Refusal(404, "service_not_found", f"{service} was deleted")
 
+
+class PromptBlocks(NamedTuple):
+    """The blocks of a prompt, as its engine tells them.
+
+    Attributes:
+        size: tokens of a block. tokens: of the prompts of the request, one or several.
+        names: of the full blocks of the first one, as KV cache events have them: 8 bytes each, little endian.
+    """
+
+    size: int
+    tokens: int
+    names: bytes
+
+
+NAME_BYTES = 8
+"""Bytes of the name of a block."""
+
+MOST_NAMED = 4096
+"""Most blocks of a prompt that an engine tells."""
 
 ENGINES_DIED_CODE = "engines_died"
 """Error code of a request that is not tried again because engines died while they processed it."""

@@ -16,6 +16,7 @@ from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.link.ready_pods import ReadyPods
 from inflight_gateway.link.server import RelayLinks
 from inflight_gateway.link.wire import Keys
+from inflight_gateway.pick.load import STALE_S
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.requests.registry import Requests
 from inflight_gateway.scrape.samples import Samples
@@ -26,7 +27,7 @@ from inflight_gateway.state.load import GatewayLoads
 from inflight_gateway.state.picks import PicksLog
 from inflight_gateway.state.port import StatePort
 from inflight_gateway.state.stream import LoadStream
-from inflight_gateway.telemetry.metrics import DiscoveryCollector, Metrics
+from inflight_gateway.telemetry.metrics import DiscoveryCollector, IndexCollector, Metrics
 from inflight_gateway.telemetry.request_log import RequestLog
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.gate import Gate
@@ -37,11 +38,12 @@ from inflight_gateway.tenants.usage_log import UsageLog
 from inflight_gateway.types import Endpoint, GatewayPod
 
 if TYPE_CHECKING:
+    from inflight_gateway.engines.event_streams import EventStreams
     from inflight_gateway.guests.endpoint_picker_ports import EndpointPickerPorts
     from inflight_gateway.guests.exchange import Parts
 
 AGAIN_SECONDS = 1.0
-"""Seconds between two reads of the gateway key's file, and between two looks at the sizes of services."""
+"""Seconds between two reads of the gateway key's file, and between two looks at the sizes and owners of services."""
 
 
 class Gateway:
@@ -56,10 +58,11 @@ class Gateway:
         ModelClaims(self.catalog, settings.model_namespaces)
         self.metrics = Metrics(lambda key: key in self.catalog.services)
         self._samples = Samples()
-        self._scraper = EndpointScraper(self._samples)
+        self._scraper = EndpointScraper(self._samples, stale_after=STALE_S)
         self._holds = HoldQueue()
         estimates = Estimates()
         self._ledger = Ledger(self._reachable, self._samples.get, estimates)
+        self._events: EventStreams | None = None
         self._picks = PicksLog()
         self._key = GatewayKey(settings.gateway_key_file)
         self._again_at = 0.0
@@ -113,10 +116,13 @@ class Gateway:
             if gateway._usage_log is not None:
                 await gateway._usage_log.close()
             gateway._scraper.close()
+            if gateway._events is not None:
+                gateway._events.close()
 
     def state_port(self, unready: Callable[[], Sequence[str]], problems: Callable[[], Sequence[str]]) -> StatePort:
         """Makes the HTTP port. Args: unready: see `StatePort`. problems: failing calls to the Kubernetes API."""
         self.metrics.registry.register(DiscoveryCollector(self.catalog, self._samples, self.pods, self.links, problems))
+        self.metrics.registry.register(IndexCollector(lambda: {} if self._events is None else self._events.states()))
         return StatePort(self._stream, self._picks, self.metrics.page, unready, self._key, self.pods.owner)
 
     def set_pods(self, ready: Collection[GatewayPod]) -> None:
@@ -140,6 +146,7 @@ class Gateway:
             self._again_at = now + AGAIN_SECONDS
             self.pods.refresh()
             self._read_keys()
+            self._read_events()
 
     def _read_keys(self) -> None:
         """Reads the gateway keys again: the operator creates them when it starts, possibly after the gateway."""
@@ -147,6 +154,25 @@ class Gateway:
             self.links.set_keys(Keys(self._key.current, self._key.previous))
             if self._guest_parts is not None:
                 self._guest_parts.engine_headers = EngineHeaders(self._key.current, self._key.previous)
+
+    def _read_events(self) -> None:
+        """Reads the KV cache events of the engines of services that this picker owns."""
+        own = {key: one.kv_events for key, one in self.catalog.services.items() if one.kv_events is not None}
+        if self._events is None:
+            if not own:
+                return
+            # Only a gateway with such services needs ZeroMQ.
+            from inflight_gateway.engines.event_streams import EventStreams
+
+            self._events = EventStreams(self._ledger.publishes, monotonic)
+        self._events.keep(
+            {
+                endpoint.address: (key, ports)
+                for key, ports in own.items()
+                if self.pods.owner(key) == self.pods.own
+                for endpoint in self.catalog.endpoints_of(key)
+            }
+        )
 
     def _changed(self, change: Change) -> None:
         for key in change.services | change.endpoints:

@@ -50,6 +50,9 @@ logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 2.0
 
+TIDY_SECONDS = 60.0
+"""Seconds between two returns of free memory, which take some milliseconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -139,7 +142,11 @@ async def run_operator(options: Options) -> int:
             every, clock = ReconcilerSettings(interval=options.interval), Clock()
             stretch = Stretch()
             pool = ScrapePool(
-                options.interval, span=every.span, stale_after=every.stale_after, stretch=lambda: stretch.factor
+                options.interval,
+                span=every.span,
+                stale_after=every.stale_after,
+                stretch=lambda: stretch.factor,
+                queued=lambda key: workers.enqueue(key),
             )
             metrics.count_scrapes(lambda: (pool.counts.done, pool.counts.failed))
             pusher = LimitsPusher(EngineClient(http), clock, leadership.leads if leadership else lambda: True)
@@ -208,7 +215,7 @@ async def run_operator(options: Options) -> int:
                     await pusher.close()
 
             beating = _beat(heartbeat, lambda: working.is_set() and bool(cache.services()))
-            running = [tasks.create_task(part) for part in (beating, watches.run())]
+            running = [tasks.create_task(part) for part in (beating, watches.run(), _tidy())]
             await watches.listed([KIND])  # kopf looks for the kind once
             running.append(tasks.create_task(leadership.lead(act) if leadership else act()))
 
@@ -289,6 +296,13 @@ async def _beat(heartbeat: Heartbeat, rounds_due: Callable[[], bool]) -> None:
     while True:
         heartbeat.beat(rounds_due=rounds_due())
         await asyncio.sleep(1)
+
+
+async def _tidy() -> None:
+    """Gives free memory back: that of a burst would stay."""
+    while True:
+        await asyncio.sleep(TIDY_SECONDS)
+        memory.give_back()
 
 
 def _settings(options: Options, available_apis: frozenset[str]) -> Settings:

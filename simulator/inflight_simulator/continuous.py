@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from inflight_cost.model import StepWork
-from inflight_engine.cache.swap import SwapRates
+from inflight_engine.cache.loading import LoadRates
 from inflight_engine.request import Request, SamplingParams, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.plan import PrefillChunk, SlotStart, StepPlan
@@ -25,7 +25,7 @@ def simulate_continuous(
     config: SchedulerConfig,
     cost: Cost,
     passes: Passes = mixed,
-    rates: SwapRates | None = None,
+    rates: LoadRates | None = None,
 ) -> Run:
     """Run all of `arrivals`, which must be in order of arrival.
 
@@ -72,7 +72,7 @@ class _Engine:
         config: SchedulerConfig,
         cost: Cost,
         passes: Passes,
-        rates: SwapRates | None,
+        rates: LoadRates | None,
     ) -> None:
         num_slots = config.capacity.max_num_seqs
         self.arrivals = arrivals
@@ -80,7 +80,7 @@ class _Engine:
         self.passes = passes
         self.block_size = config.block_size
         self.scheduler = Scheduler(config)
-        self.scheduler.preemptor.rates = rates
+        self.scheduler.offload.rates = rates
         self.scheduler.deadlines.cost = prefill_cost(cost)
         self.run = Run(num_slots)
         self.now = 0.0
@@ -104,7 +104,7 @@ class _Engine:
                 self.now = self.arrivals[self.num_arrived].arrival_s
             else:
                 break
-        run.num_preemptions, run.num_swaps = scheduler.preemptor.num_preemptions, scheduler.preemptor.num_swaps
+        run.num_preemptions, run.num_loaded = scheduler.preemptor.num_preemptions, scheduler.offload.num_loaded
         run.prefix_queries, run.prefix_hits = scheduler.admission.prefix_queries, scheduler.admission.prefix_hits
         return run
 
@@ -130,9 +130,8 @@ class _Engine:
     def _step(self, plan: StepPlan) -> None:
         scheduler = self.scheduler
         self.run.series.append(self.now, scheduler.num_running, scheduler.kv_usage)
-        copied_blocks = 0
+        copied_blocks = 0 if plan.stores is None else len(plan.stores.block_ids)
         for preemption in plan.preemptions:
-            copied_blocks += len(preemption.host_block_ids)
             self._lose_slot(self.admitted[preemption.request_id])
         for start in plan.starts:
             copied_blocks += len(start.host_block_ids)

@@ -9,7 +9,7 @@ from typing import Protocol, get_type_hints
 import msgspec
 
 from inflight_cost.model import CostModel, StepWork
-from inflight_engine.cache.swap import SwapRates
+from inflight_engine.cache.loading import LoadRates
 from inflight_simulator.errors import InputError
 
 
@@ -53,13 +53,13 @@ _PREFILL = 512
 """Length of the prompt by which the cost of recomputing a token is estimated."""
 
 
-def swap_rates(cost: Cost) -> SwapRates | None:
-    """Costs by which the scheduler decides on a swap; None: recomputing or copying is free, so there is no
+def load_rates(cost: Cost) -> LoadRates | None:
+    """Rates by which the scheduler decides between loading and computing; None: one of them is free, so there is no
     trade-off."""
     if not isinstance(cost, CostModel) or not cost.copied_token_s:
         return None
     prefill_s = cost.seconds(StepWork(0, _PREFILL, 0, 0)) - cost.seconds(StepWork(0, 0, 0, 0))
-    return SwapRates(prefill=_PREFILL / prefill_s, copy=1 / cost.copied_token_s) if prefill_s > 0 else None
+    return LoadRates(prefill=_PREFILL / prefill_s, copy=1 / cost.copied_token_s) if prefill_s > 0 else None
 
 
 def prefill_cost(cost: Cost) -> CostModel | None:

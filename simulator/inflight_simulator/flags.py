@@ -117,7 +117,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--swap-space-blocks",
-        help="blocks of host memory for preempted requests (default 0)",
+        help="blocks of host memory behind the KV cache (default 0)",
         type=number(int, 0, _MOST_BLOCKS),
         metavar="N",
     )

@@ -116,7 +116,7 @@ class Run:
         outcomes: of the requests that were served, in order of leaving.
         stalls: intervals in which every decode waited for prefills, in seconds.
         num_steps: forward passes.
-        num_preemptions: of which `num_swaps` were swapped to host memory.
+        num_loaded: KV blocks that starts loaded from host memory.
         prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache, and found there.
     """
 
@@ -128,6 +128,6 @@ class Run:
     series: Series = field(default_factory=Series)
     num_steps: int = 0
     num_preemptions: int = 0
-    num_swaps: int = 0
+    num_loaded: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0

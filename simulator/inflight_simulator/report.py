@@ -24,7 +24,7 @@ def run_table(run: Run, summary: Summary, batching: str) -> str:
         f"slots            at most {summary.max_running} of {run.max_num_seqs} in use, "
         f"{summary.slot_efficiency:.1%} of slots x steps gave a token",
         f"KV cache         at most {summary.max_kv_usage:.1%} in use",
-        f"preemptions      {summary.preemptions}, of which {summary.swaps} swapped",
+        f"preemptions      {summary.preemptions}, {summary.loaded_blocks} KV blocks loaded from host memory",
     ]
     if run.prefix_queries:
         share = run.prefix_hits / run.prefix_queries

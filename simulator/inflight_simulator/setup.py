@@ -15,7 +15,7 @@ from inflight_settings.limits import Limits
 from inflight_settings.scheduling import DEFAULT_CLASS, SchedulingSettings, ServiceClass
 from inflight_simulator.arrivals import Arrival, Scaling, blocks_of, scaled
 from inflight_simulator.continuous import simulate_continuous
-from inflight_simulator.cost import LLAMA_8B_H100, Cost, UnitCost, check_cost, read_cost, swap_rates
+from inflight_simulator.cost import LLAMA_8B_H100, Cost, UnitCost, check_cost, load_rates, read_cost
 from inflight_simulator.errors import InputError
 from inflight_simulator.flags import COST_FLAGS, SETTINGS, attribute
 from inflight_simulator.outcome import Run
@@ -42,11 +42,11 @@ class Setup:
     def continuous(self) -> Run:
         # Free prefill is not bound by a budget either: each prompt is whole, in its first step.
         config = self._without_budget() if self.unit_cost else self.scheduler
-        return simulate_continuous(self.arrivals, config, self.cost, mixed, swap_rates(self.cost))
+        return simulate_continuous(self.arrivals, config, self.cost, mixed, load_rates(self.cost))
 
     def continuous_without_chunks(self) -> Run:
         passes = separate(self.scheduler.capacity.max_num_batched_tokens)
-        return simulate_continuous(self.arrivals, self._without_budget(), self.cost, passes, swap_rates(self.cost))
+        return simulate_continuous(self.arrivals, self._without_budget(), self.cost, passes, load_rates(self.cost))
 
     def _without_budget(self) -> SchedulerConfig:
         """Token budget that no step can use up, so that no prompt is cut."""

@@ -35,7 +35,7 @@ class Summary(msgspec.Struct, frozen=True):
         e2e_latency: from arrival to end.
         ttft: from arrival to the first token.
         tpot: from the first token to the end, for each token after the first; requests of one token have none.
-        preemptions: of which `swaps` were copied to host memory.
+        loaded_blocks: KV blocks that starts loaded from host memory.
         slot_efficiency: output tokens over slots x steps. Of one static batch of B: sum(L) / (B x max L).
         max_running: maximum requests that held a slot.
         max_kv_usage: largest share of the KV blocks in use, 0..1.
@@ -51,7 +51,7 @@ class Summary(msgspec.Struct, frozen=True):
     ttft: Distribution
     tpot: Distribution
     preemptions: int
-    swaps: int
+    loaded_blocks: int
     slot_efficiency: float
     max_running: int
     max_kv_usage: float
@@ -74,7 +74,7 @@ def summarize(run: Run) -> Summary:
         ttft=distribution([outcome.ttft for outcome in outcomes]),
         tpot=distribution([outcome.tpot for outcome in outcomes if outcome.tpot is not None]),
         preemptions=run.num_preemptions,
-        swaps=run.num_swaps,
+        loaded_blocks=run.num_loaded,
         slot_efficiency=output_tokens / (run.max_num_seqs * run.num_steps),
         max_running=max(run.series.running),
         max_kv_usage=max(run.series.kv_usage),

@@ -247,6 +247,7 @@ def test_the_operator_image_proves_what_it_installs():
         "kubernetes": "kubernetes.aio",
         "prometheus-client": "prometheus_client",
         "pyyaml": "yaml",
+        "pyzmq": "zmq",
         "xds-protos": "envoy.service.ext_proc.v3.external_processor_pb2_grpc",
     }
     extras = PYPROJECT["project"]["optional-dependencies"]

@@ -104,6 +104,7 @@ def test_services_are_as_they_were_and_valid_after_the_upgrade(previous, cluster
     assert spec["engine"].pop("type") == "inflight"
     assert spec["engine"].pop("plugin") is True
     assert spec["engine"].pop("grpc") is False
+    assert spec["engine"].pop("kvEvents") is False
     assert spec == previous["spec"]
     kubectl.ok("annotate", "ifsvc", "kept", "-n", NAMESPACE, "touched=yes")
 

@@ -98,6 +98,10 @@ BAD = {
         {**gateway(auth={"apiKeysSecret": "keys"}), "engine": {"grpc": True}},
         "engine.grpc and gateway.auth exclude each other",
     ),
+    "KV events by field and by flag": (
+        spec(engine={"kvEvents": True, "extraArgs": ['--kv-events-config={"enable_kv_cache_events":true}']}),
+        "engine.kvEvents and --kv-events-config in engine.extraArgs exclude each other: keep one",
+    ),
     "no attempt": (
         gateway(maxAttempts=0),
         "spec.gateway.maxAttempts in body should be greater than or equal to 1",

@@ -52,6 +52,7 @@ def test_a_spec_of_four_lines_gets_every_default_from_the_api_server(make):
             "requestTimeout": "600s",
             "servingMetrics": True,
             "grpc": False,
+            "kvEvents": False,
         },
         "accelerator": {"count": 0, "resource": "nvidia.com/gpu"},
         "scaling": {

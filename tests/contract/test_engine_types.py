@@ -37,6 +37,7 @@ OTHER_VALUES = {
     "engine.requestTimeout": "5m",
     "engine.servingMetrics": False,
     "engine.grpc": True,
+    "engine.kvEvents": True,
     "engine.tracing.endpoint": "http://collector.observability.svc:4318",
     "engine.tracing.samplingRatio": 0.5,
     "engine.logs.format": "json",

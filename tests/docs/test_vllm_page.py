@@ -1,13 +1,16 @@
-"""The page of vLLM's fields and flags says what the engine does."""
+"""The page of vLLM's endpoints, fields and flags says what the engine does."""
 
 from pathlib import Path
 
+import httpx
 import pytest
 from pydantic import ValidationError
 
 from docs.generate.parsers import PARSERS, flags_of, subcommands
-from docs.generate.vllm import DIFFERENT, REPLACED, bodies, taken_fields
+from docs.generate.vllm import DIFFERENT, REPLACED, REPLACED_ENDPOINTS, bodies, served, taken_fields
 from docs.generate.vllm_names import kept, read
+from inflight_engine.server.bodies.fields import WITHOUT_EFFECT
+from tests.engine.server.fake_engine import connected, server_config
 
 NAMES = kept()
 SOURCE = Path.home() / ".cache/inflight/bench" / f"vllm-{NAMES.version.rpartition('.')[0]}" / "vllm"
@@ -15,12 +18,12 @@ SERVE = subcommands(PARSERS["inflight-engine"]())["serve"]
 PATHS = [path for path in NAMES.fields if path in bodies()]
 
 
-def refuses(path, field):
+def refuses(path, field, value="no meaning"):
     """Each type of the path's bodies names the field in an error that refuses it."""
     kinds = ("extra_forbidden", "unsupported_parameter")
     for model in bodies()[path]:
         try:
-            model.model_validate({field: {"no": "meaning"}})
+            model.model_validate({field: value})
         except ValidationError as found:
             errors = [each["loc"] for each in found.errors() if each["type"] in kinds]
         else:
@@ -40,6 +43,24 @@ def test_the_paths_are_those_that_both_have():
 
 
 @pytest.mark.parametrize("path", PATHS)
+def test_a_field_that_is_not_taken_is_accepted_with_null_and_its_default(path):
+    for field in {*NAMES.fields[path]} - {*taken_fields()[path]}:
+        for value in (None, WITHOUT_EFFECT.get(field)):
+            assert not refuses(path, field, value), (field, value)
+    assert refuses(path, "unknown", None)
+
+
+async def test_an_endpoint_is_served_or_not_found():
+    _, _, app = await connected(server_config(enable_tokenizer_info_endpoint=True))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://engine") as http:
+        for endpoint in NAMES.endpoints:
+            method, path = endpoint.split(" ")
+            if method != "WEBSOCKET":
+                status = (await http.request(method, path)).status_code
+                assert (status != 404) == (endpoint in served()), endpoint
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_a_field_is_refused_by_its_name_or_taken(path):
     taken = taken_fields()[path]
     for field in NAMES.fields[path]:
@@ -54,7 +75,8 @@ def test_flags_that_are_not_ours_end_the_start_with_their_name(capsys):
         assert flag in capsys.readouterr().err, flag
 
 
-def test_remarks_are_on_flags_of_vllm():
+def test_remarks_are_on_names_of_vllm():
+    assert {*REPLACED_ENDPOINTS} <= {*NAMES.endpoints} - served()
     assert {*REPLACED} <= {*NAMES.flags} - flags_of(SERVE)
     assert {*DIFFERENT} <= {*NAMES.flags} & flags_of(SERVE)
 

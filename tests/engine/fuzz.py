@@ -55,7 +55,8 @@ def summary(counts: Counter[str]) -> str:
     cancels = sum(count for name, count in counts.items() if name.startswith("cancelled_"))
     return (
         f"{counts['steps']:,} steps, {counts['configurations']} configurations: {counts['starts']:,} admissions,"
-        f" {counts['preemptions']:,} preemptions ({counts['swaps']:,} swapped),"
+        f" {counts['preemptions']:,} preemptions,"
+        f" {counts['stored']:,} blocks stored, {counts['loaded']:,} loaded,"
         f" {counts['hit_tokens']:,} prefix hit tokens,"
         f" {cancels:,} cancels"
     )

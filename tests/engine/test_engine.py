@@ -8,9 +8,10 @@ import pytest
 
 from inflight_cost.model import CostModel, StepWork
 from inflight_engine.cache.block_pool import BlockPool
+from inflight_engine.cache.loading import LoadRates
 from inflight_engine.cache.prefix import block_hashes, root_hash
-from inflight_engine.cache.swap import SwapRates
 from inflight_engine.engine import MAX_CONSECUTIVE_FAILURES, Engine
+from inflight_engine.load_rates import LoadRateMeter
 from inflight_engine.messages import (
     AddRequest,
     CancelRequest,
@@ -30,7 +31,6 @@ from inflight_engine.request import FinishReason, SamplingParams, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.step_times import StepTimes
-from inflight_engine.swap_rates import SwapRateMeter
 from inflight_settings.limits import Limits, LimitsInForce
 from inflight_settings.scheduling import ServiceClass
 from tests.engine.scheduling.model_runner import reference_output
@@ -117,7 +117,7 @@ class Watched(StandIn):
 
 
 def swapping_engine(breaks):
-    """An engine that is short of blocks, with requests that will be swapped out and in again."""
+    """An engine that is short of blocks, with requests whose blocks go to host memory and come back."""
     scheduler, runner = Scheduler(SWAPPING), Watched(breaks)
     engine = Engine(scheduler, runner)
     for request_id in range(4):
@@ -351,14 +351,11 @@ def test_a_step_without_memory_ends_its_requests_with_that():
     assert report.stats.num_out_of_memory == 1
 
 
-def test_a_failed_step_ends_those_it_was_to_swap_out_too_because_host_memory_may_hold_nothing_of_them():
-    engine, scheduler, runner = swapping_engine(lambda plan: any(each.swapped for each in plan.preemptions))
+def test_what_a_failed_step_was_to_copy_out_is_not_found_in_the_tier():
+    engine, scheduler, runner = swapping_engine(lambda plan: plan.stores is not None)
     while runner.broken is None:
-        report = engine.step()
-    swapped = {preemption.request_id for preemption in runner.broken.preemptions}
-    assert swapped
-    assert swapped <= {f.request_id for f in report.finished if f.reason is FinishReason.ERROR}
-    assert scheduler.preemptor.num_swapped_blocks == 0
+        engine.step()
+    assert scheduler.offload.usage() == 0
 
 
 def test_what_a_failed_step_was_to_copy_back_is_not_found_in_the_prefix_cache():
@@ -369,9 +366,10 @@ def test_what_a_failed_step_was_to_copy_back_is_not_found_in_the_prefix_cache():
         engine.step()
     copied = set()
     for start in runner.broken.starts:
-        copied.update(hashes[start.request_id][: start.num_computed_tokens // SWAPPING.block_size])
-    assert not found.issuperset(copied), "some of it was evicted meanwhile"
-    assert found.issuperset(each for each in copied if scheduler.is_cached(each))
+        end = start.num_computed_tokens // SWAPPING.block_size
+        copied.update(hashes[start.request_id][end - len(start.host_block_ids) : end])
+    assert copied <= found
+    assert not len(scheduler.running.pool.match([next(iter(copied))]))
 
 
 def test_an_engine_that_fails_step_after_step_gives_up():
@@ -459,7 +457,7 @@ class Heard:
     def added(self, request):
         self.log.append(("added", request.request_id))
 
-    def stepped(self, plan, work, ended, seconds, *, ahead=False, failed_slots=(), forced=()):
+    def stepped(self, plan, work, ended, seconds, *, ahead=False, failed_slots=(), failed_loads=(), forced=()):
         self.log.append(("stepped", plan.step, [each.request_id for each in ended], ahead))
 
     def failed(self, plan, work, seconds, *, ahead=False):
@@ -484,10 +482,10 @@ def test_the_recorder_hears_of_steps_and_of_what_the_scheduler_is_told_in_order(
 
 
 def test_measured_rates_reach_the_scheduler():
-    engine = make_engine(swap_rates=SwapRateMeter(1000.0), clock=iter(range(100)).__next__)
+    engine = make_engine(load_rates=LoadRateMeter(1000.0), clock=iter(range(100)).__next__)
     engine.handle(add(1, [1, 2, 3]))
     engine.step()
-    assert engine._scheduler.preemptor.rates == SwapRates(prefill=3.0, copy=1000.0)
+    assert engine._scheduler.offload.rates == LoadRates(prefill=3.0, copy=1000.0)
 
 
 def test_the_next_step_is_launched_before_the_tokens_of_one_are_collected():
@@ -598,7 +596,7 @@ def test_time_in_which_steps_overlap_is_measured_once():
             self.total += seconds
 
     now, meter = iter(range(1000)), Meter()
-    engine = make_engine(runner=AheadStandIn(), clock=now.__next__, swap_rates=meter)
+    engine = make_engine(runner=AheadStandIn(), clock=now.__next__, load_rates=meter)
     engine.handle(add(1, [1], max_tokens=6))
     run(engine)
     assert 0 < meter.total < next(now)
@@ -632,7 +630,7 @@ def test_the_deadline_policy_goes_by_the_engines_clock_and_replays_without_a_dif
 )
 def test_what_the_engine_records_replays_without_a_difference(tmp_path, runner):
     path = tmp_path / "record.jsonl.gz"
-    engine = make_engine((), path, runner, swap_rates=SwapRateMeter(1000.0))
+    engine = make_engine((), path, runner, load_rates=LoadRateMeter(1000.0))
     for number in range(40):
         engine.handle(add(number, [number % 3] * (5 + number), max_tokens=1 + number % 7))
         if number % 5 == 0:

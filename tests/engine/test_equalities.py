@@ -91,7 +91,7 @@ class Run:
 
     outputs: list[list[int]]
     preemptions: int = 0
-    most_swapped_blocks: int = 0
+    most_tier_blocks: int = 0
     prefix_hits: int = 0
     prefill_steps: int = 0
     prompt_logprobs: dict[int, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
@@ -126,7 +126,7 @@ def run(engine, prompts, sampling, order=None, *, change_limits=None, **fields):
             values = np.frombuffer(each.logprobs, np.float32).tolist()
             result.prompt_logprobs[owner[each.slot]].update(enumerate(values, each.first))
         result.preemptions, result.prefix_hits = report.stats.num_preemptions, report.stats.prefix_hits
-        result.most_swapped_blocks = max(result.most_swapped_blocks, report.stats.num_swapped_blocks)
+        result.most_tier_blocks = max(result.most_tier_blocks, report.stats.num_tier_blocks)
         result.prefill_steps += report.stats.num_prefill_tokens > 0
     return result
 
@@ -149,11 +149,11 @@ def test_chunked_and_preempted_equals_whole_and_alone(prompts, greedy, expected,
     assert result.outputs == expected
 
 
-def test_swapped_equals_never_swapped(prompts, greedy, expected):
+def test_evicted_and_loaded_equals_never_evicted(prompts, greedy, expected):
     swapped = {"preemption": "swap", "preemption_victim": "longest_first", "swap_space": 64 << 20}
-    engine, _ = make_engine(**SMALL_POOL, **swapped, prefix_caching=False)
+    engine, _ = make_engine(**SMALL_POOL, **swapped)
     result = run(engine, prompts, greedy)
-    assert result.most_swapped_blocks > 0, "the pool must be small enough to swap"
+    assert engine._scheduler.offload.num_loaded > 0, "the pool must be small enough to preempt"
     assert result.outputs == expected
 
 
@@ -182,6 +182,43 @@ def test_prefix_hits_under_preemption_by_recompute_and_swap_change_no_token(prom
     assert result.preemptions > 0
     assert result.prefix_hits > 0
     assert result.outputs == cold.outputs
+
+
+def conversations(prompts):
+    """Turns of 5 conversations in turns, whose prompts are 5 times the device's cache in all."""
+    return [prompts[5][start : start + 30 + 20 * turn] for turn in range(4) for start in range(0, 25, 5)]
+
+
+TIER = {"block_size": 4, "num_kv_blocks": 40, "max_model_len": 128, "preemption": "swap", "swap_space": 64 << 20}
+
+
+@pytest.mark.parametrize("together", [1, 3])
+def test_turns_whose_prefixes_come_from_host_memory_equal_those_that_are_computed(prompts, together):
+    turns = conversations(prompts)
+    greedy = [SamplingParams(max_tokens=12)] * together
+    alone, _ = make_engine(prefix_caching=False)
+    engine, _ = make_engine(**TIER)
+    for first in range(0, len(turns) - together + 1, together):
+        some = turns[first : first + together]
+        assert run(engine, some, greedy).outputs == run(alone, some, greedy).outputs
+    assert engine._scheduler.offload.num_loaded > 50
+
+
+def test_blocks_that_are_damaged_in_host_memory_are_computed_again(prompts):
+    """A bit of every third block, again and again."""
+    turns = conversations(prompts)
+    greedy = [SamplingParams(max_tokens=12)] * 2
+    alone, _ = make_engine(prefix_caching=False)
+    engine, _ = make_engine(**TIER)
+    memory, rng = engine._runner._host_cache._blocks, random.Random(12)
+    for first in range(0, len(turns), 2):
+        for place in range(0, len(memory), 3):
+            memory[place, rng.randrange(memory.shape[1])] ^= 1 << rng.randrange(8)
+        some = turns[first : first + 2]
+        assert run(engine, some, greedy).outputs == run(alone, some, greedy).outputs
+    offload = engine._scheduler.offload
+    assert offload.num_loaded > offload.num_failed > 0
+    assert engine._scheduler.kv_usage == 0
 
 
 def test_log_probabilities_of_prompts_equal_those_of_transformers_whatever_is_cached_or_preempted(reference, prompts):

@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 
 from inflight_cost.model import CostModel, StepWork
 from inflight_engine import engine_process
+from inflight_engine.cache.tiers import Stores
 from inflight_engine.engine import Engine
 from inflight_engine.execution.parallel import ranks
 from inflight_engine.messages import SHORT_STEP_SECONDS, LongStep
 from inflight_engine.request import SamplingParams
-from inflight_engine.scheduling.plan import Preemption, PrefillChunk, StepPlan
+from inflight_engine.scheduling.plan import PrefillChunk, StepPlan
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.step_times import FIRST_OF_A_SIZE, SAFETY, StepTimes
 from inflight_engine.step_work import work_of
@@ -32,8 +33,8 @@ def test_work_is_what_decodes_and_chunks_compute_read_and_copy():
     decodes = np.arange(2, 12)
     plan = StepPlan(0, (), (), (), None, chunks, decodes, 30)
     assert work_of(plan, 500, 16) == StepWork(10, 20, 500, 55 + 855, 0)
-    out = Preemption(3, 7, np.arange(2, dtype=np.int32), (4, 5))
-    assert work_of(StepPlan(0, (out,), (3,), (), None, (), decodes, 10), 500, 16) == StepWork(10, 0, 500, 0, 32)
+    out = Stores(np.arange(2, dtype=np.int32), np.array([4, 5], np.int32))
+    assert work_of(StepPlan(0, (), (3,), (), None, (), decodes, 10, stores=out), 500, 16) == StepWork(10, 0, 500, 0, 32)
 
 
 WORK = st.builds(work, st.integers(1, 8192), st.one_of(st.just(0), st.floats(1, 120_000)))

@@ -40,7 +40,9 @@ async def pods(tmp_path: Path) -> AsyncIterator[Callable[[int], GatewayPods]]:
     made: list[GatewayPods] = []
 
     def make(count: int) -> GatewayPods:
-        made.append(GatewayPods(tmp_path, count))
+        folder = tmp_path / f"group-{len(made)}"
+        folder.mkdir()
+        made.append(GatewayPods(folder, count))
         return made[-1]
 
     yield make

@@ -131,13 +131,15 @@ class FakePool:
         self.kept = {}
         self.windows = {}
         self.failed = {}
+        self.late = False
+        """The operator's own delay: no scrape falls due."""
 
     def keep(self, key, targets):
         before, self.kept[key] = self.kept.get(key, {}), {target.uid: target for target in targets}
         self._scrape(key, [target for target in targets if target.uid not in before])
 
     def tick(self):
-        for key, targets in self.kept.items():
+        for key, targets in () if self.late else self.kept.items():
             self._scrape(key, targets.values())
 
     def _scrape(self, key, targets):
@@ -145,7 +147,8 @@ class FakePool:
         samples = {uid: engine.sample() for uid, engine in engines.items() if not engine.silent}
         names = {target.uid: target.name for target in targets}
         silent = {uid: f"{names[uid]} did not answer /metrics" for uid in engines if uid not in samples}
-        self.failed[key] = {**self.failed.get(key, {}), **silent}
+        failed = {uid: error for uid, error in self.failed.get(key, {}).items() if uid not in samples}
+        self.failed[key] = {**failed, **silent}
         now = max((sample.time for sample in samples.values()), default=0.0)
         self.windows[key] = self.windows.get(key, Window(self.span)).with_samples(samples, self.kept[key], now)
 

@@ -1,12 +1,14 @@
 """The operator holds little memory that is free."""
 
+import asyncio
 import ctypes
 import subprocess
 import sys
 
 import pytest
 
-from inflight_operator import memory
+from inflight_operator import memory, runtime
+from tests.base.virtual_time import in_virtual_time
 
 SCRIPT = """
 import ctypes, sys, threading
@@ -40,6 +42,16 @@ def test_threads_share_two_arenas(call, few):
     done = subprocess.run([sys.executable, "-c", SCRIPT, call], capture_output=True, text=True, check=True)
     assert done.stdout.count("<heap nr=") >= 1
     assert (done.stdout.count("<heap nr=") <= 2) == few
+
+
+@in_virtual_time
+async def test_free_memory_is_given_back_each_minute(monkeypatch):
+    times = []
+    monkeypatch.setattr(memory, "give_back", lambda: times.append(asyncio.get_running_loop().time()))
+    tidying = asyncio.create_task(runtime._tidy())
+    await asyncio.sleep(150.0)
+    tidying.cancel()
+    assert times == [60.0, 120.0]
 
 
 def test_memory_is_given_back_wherever_the_operator_runs():

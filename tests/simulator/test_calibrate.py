@@ -142,7 +142,7 @@ def test_times_that_have_nothing_to_do_with_the_work_are_a_poor_fit():
 
 @pytest.fixture
 def recording(tmp_path):
-    """A recorded run with preemptions and swaps whose steps take what TRUE says; (path, works)."""
+    """A recorded run with preemptions and copies whose steps take what TRUE says; (path, works)."""
     config = scheduler_config(
         max_num_seqs=6, max_num_batched_tokens=64, num_blocks=40, preemption="swap", num_host_blocks=40
     )
@@ -154,11 +154,12 @@ def recording(tmp_path):
         request = Request(request_id, prompt, SamplingParams(max_tokens=int(random.randint(1, 150))), 0.0)
         scheduler.add(request)
         recorder.added(request)
-    works, known, swaps = [], {}, 0
+    works, known, loaded = [], {}, 0
     while (plan := scheduler.schedule()) is not None:
         planned = work_of(plan, scheduler.num_attended_tokens, config.block_size)
-        copied = sum(len(each.host_block_ids) for each in (*plan.preemptions, *plan.starts)) * 16
-        swaps += sum(each.swapped for each in plan.preemptions)
+        num_loaded = sum(len(each.host_block_ids) for each in plan.starts)
+        copied = (num_loaded + (0 if plan.stores is None else len(plan.stores.block_ids))) * 16
+        loaded += num_loaded
         for start in plan.starts:
             known[start.slot] = len(start.token_ids)
         decodes = plan.decode_slots.tolist()
@@ -176,7 +177,7 @@ def recording(tmp_path):
         ended = scheduler.update(plan, np.zeros(len(sampled), np.int32))
         recorder.stepped(plan, planned, ended, TRUE.seconds(work))
     recorder.close()
-    assert swaps > 3
+    assert loaded > 3
     return path, works
 
 

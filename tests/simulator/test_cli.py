@@ -14,7 +14,7 @@ from tests.simulator.support import DATA, EXAMPLES, simulate
 FOUR = str(EXAMPLES / "four.csv")
 KEYS = (
     "num_requests steps makespan_s throughput_rps throughput_tokens_s service_latency e2e_latency ttft tpot "
-    "preemptions swaps slot_efficiency max_running max_kv_usage"
+    "preemptions loaded_blocks slot_efficiency max_running max_kv_usage"
 ).split()
 
 

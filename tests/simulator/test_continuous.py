@@ -12,7 +12,7 @@ from inflight_cost.model import StepWork
 from inflight_settings.scheduling import ServiceClass
 from inflight_simulator.arrivals import Arrival, Scaling, scaled
 from inflight_simulator.continuous import simulate_continuous
-from inflight_simulator.cost import LLAMA_8B_H100, UnitCost, swap_rates
+from inflight_simulator.cost import LLAMA_8B_H100, UnitCost, load_rates
 from inflight_simulator.outcome import Phase
 from inflight_simulator.passes import separate
 from inflight_simulator.summary import summarize
@@ -136,7 +136,7 @@ def test_a_preempted_request_gives_all_its_tokens_and_its_wait_is_in_the_timelin
     arrivals = together([40, 40], prompt_tokens=40)
     config = scheduler_config(num_blocks=8, prefix_caching=False, preemption="recompute")
     run = simulate_continuous(arrivals, config, COST)
-    assert (run.num_preemptions, run.num_swaps) == (1, 0)
+    assert (run.num_preemptions, run.num_loaded) == (1, 0)
     assert outcomes(run)[1].num_preemptions == 1
     (gone,) = spans(run, 1, Phase.PREEMPTED)
     first, again = spans(run, 1, Phase.DECODE)
@@ -149,19 +149,19 @@ def test_a_preempted_request_gives_all_its_tokens_and_its_wait_is_in_the_timelin
     assert outcomes(run)[1].longest_gap == pytest.approx(again.start_s - first.end_s)
 
 
-def test_a_swap_is_counted_and_its_copies_cost_time():
+def test_loads_are_counted_and_their_copies_cost_time():
     arrivals = together([40, 40], prompt_tokens=40)
-    config = scheduler_config(num_blocks=8, prefix_caching=False, preemption="swap", num_host_blocks=8)
+    config = scheduler_config(num_blocks=8, preemption="swap", num_host_blocks=8)
 
     def makespan(copied_token_s):
         cost = replace(COST, copied_token_s=copied_token_s)
-        run = simulate_continuous(arrivals, config, cost, rates=swap_rates(cost))
-        assert (run.num_preemptions, run.num_swaps) == (1, 1)
+        run = simulate_continuous(arrivals, config, cost, rates=load_rates(cost))
+        assert (run.num_preemptions, run.num_loaded) == (1, 1)
         (again,) = [span for span in spans(run, 1, Phase.PREFILL) if span.start_s > 0]
         assert again.tokens == 1
         return summarize(run).makespan_s
 
-    lost = 64 + 64  # Four blocks of 16 out and in again.
+    lost = 32 + 16  # Of the blocks of 16 that the preempted one left two went out, and its last one came in again.
     assert makespan(1e-3) - makespan(0.0) == pytest.approx(lost * 1e-3)
 
 

@@ -2,6 +2,7 @@
 
     python -m tools.bench.api_process [--streams N ...] [--tokens N] [--step-ms MS | --rate N | --saturated]
         [--together N] [--whole] [--progress] [--server FLAGS]
+    python -m tools.bench.api_process --bodies [NAME ...] [--tries N]
 
 A stand-in for the engine process sends a token for each stream in every step, over the real socket and in the real
 messages; clients in a process of their own read the answers. By default steps are so slow that every token is an event
@@ -15,6 +16,9 @@ progress frames, as a gateway does. `--server` gives flags to the server, as in
 The figure is the CPU time of the API process for each token, and tokens/s is what a core of its own carries at that;
 unlike seconds on the clock it means something while others use the machine. The CPU time of a request is all that
 happens before its first token: accept, parse, tokenize five letters, submit, admit.
+
+`--bodies` measures the delay of others instead, with a real engine: the longest time between two events of a stream
+while a body of each kind arrives, of 32 MiB or with as many values as one may have.
 """
 
 from __future__ import annotations
@@ -47,6 +51,7 @@ from inflight_engine.server.settings.flags import add_serve_flags, read_config
 from inflight_kubectl.load.answers import Answer
 from inflight_kubectl.load.client import Client
 from inflight_settings.limits import Limits
+from tools.bench import api_gaps
 from tools.measure.report import cpu_model
 from tools.measure.served import MODEL
 
@@ -227,8 +232,15 @@ def main() -> None:
     parser.add_argument(
         "--server", type=shlex.split, default=[], metavar="FLAGS", help="flags of inflight-engine serve"
     )
+    parser.add_argument(
+        "--bodies", nargs="*", choices=api_gaps.BODIES, metavar="NAME", help=f"all, or some of {[*api_gaps.BODIES]}"
+    )
+    parser.add_argument("--tries", type=int, default=3, help="of each body")
     flags = parser.parse_args()
     print(cpu_model())
+    if flags.bodies is not None:
+        _print_gaps(flags.bodies or [*api_gaps.BODIES], flags.tries)
+        return
     print(f"{'streams':>8}{'us of CPU a request':>22}{'a token':>10}{'tokens/s of a core':>20}{'events a token':>18}")
     for streams in flags.streams:
         step = _step_seconds(flags, streams)
@@ -245,6 +257,19 @@ def main() -> None:
             f"{streams:>8}{cost.request * 1e6:>22.0f}{cost.token * 1e6:>10.1f}{1 / cost.token:>20,.0f}"
             f"{cost.events:>18.2f}"
         )
+
+
+def _print_gaps(names: Sequence[str], tries: int) -> None:
+    print(f"{'beside a body of':<18}{'longest gap, ms':>16}{'status':>8}{'seconds':>9}")
+    over: list[str] = []
+
+    def say(name: str, gap: api_gaps.Gap) -> None:
+        print(f"{name:<18}{1e3 * gap.longest:>16.0f}{gap.status:>8}{gap.took:>9.2f}", flush=True)
+        if gap.longest >= api_gaps.GOAL_SECONDS:
+            over.append(name)
+
+    api_gaps.measure(names, tries, say)
+    print(f"Goal: below {1e3 * api_gaps.GOAL_SECONDS:.0f} ms; not held: {', '.join(over) or 'none'}.")
 
 
 def _step_seconds(flags: argparse.Namespace, streams: int) -> float:

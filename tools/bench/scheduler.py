@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from inflight_settings.flag_types import number
-from tools.bench.scheduler_load import BLOCK_SIZE, MAX_MODEL_LEN, STOP_TOKEN_IDS, Nanoseconds, loaded
+from tools.bench.scheduler_load import BLOCK_SIZE, MAX_MODEL_LEN, STOP_TOKEN_IDS, Load, Nanoseconds, blocked, loaded
 from tools.measure.report import cpu_model
 
 GOAL_MICROSECONDS, GOAL_MICROSECONDS_PER_1024 = 10.0, 15.0
@@ -46,6 +46,7 @@ class Row:
     Attributes:
         schedule, update, metrics: parts of a steady decode step; `metrics` reads what the engine reports of each step.
         step: sum of the three.
+        blocked: the same under `fair`, where the request that is next does not fit and more wait behind it.
         grown_tables: block tables that got a block, mean of a steady step.
         arrival, finish, preemption: median of the two steps that each touches (the second sees the changed batch), all
             their work included; `arrival` with `add`. None: not measured at this size.
@@ -56,6 +57,7 @@ class Row:
     update: Spread
     metrics: Spread
     step: Spread
+    blocked: Spread
     grown_tables: float
     arrival: float
     finish: float
@@ -81,10 +83,8 @@ def blocks_for(num_running: int, num_steps: int) -> int:
     return num_running * -(-(2 * (PROMPT_TOKENS + BLOCK_SIZE) + num_steps) // BLOCK_SIZE)
 
 
-def measure_steady(num_running: int, num_steps: int, timer_cost: int) -> tuple[Nanoseconds, float]:
+def measure_steady(load: Load, num_steps: int) -> tuple[Nanoseconds, float]:
     """Times [num_steps, 3] of steady decode, and how many tables grew in a step."""
-    num_blocks = blocks_for(num_running, WARM_UP_STEPS + num_steps)
-    load = loaded(num_running, num_blocks, PROMPT_TOKENS, timer_cost, warm=True)
     load.steps(WARM_UP_STEPS)
     plans, times = load.steps(num_steps)
     grown = [0 if plan.growth is None else len(plan.growth.slots) for plan in plans]
@@ -137,7 +137,11 @@ def measure_preemptions(num_running: int, num_samples: int, timer_cost: int) -> 
 
 
 def measure(num_running: int, num_steps: int, num_samples: int, timer_cost: int) -> Row:
-    times, grown_tables = measure_steady(num_running, num_steps, timer_cost)
+    num_blocks = blocks_for(num_running, WARM_UP_STEPS + num_steps)
+    times, grown_tables = measure_steady(
+        loaded(num_running, num_blocks, PROMPT_TOKENS, timer_cost, warm=True), num_steps
+    )
+    blocked_times, _ = measure_steady(blocked(num_running, num_blocks, PROMPT_TOKENS, timer_cost), num_steps)
     finishes, arrivals = measure_changes(num_running, num_samples, timer_cost)
     preemptions = measure_preemptions(num_running, num_samples, timer_cost)
     schedule, update, metrics = (spread(times[:, part]) for part in range(3))
@@ -147,6 +151,7 @@ def measure(num_running: int, num_steps: int, num_samples: int, timer_cost: int)
         update=update,
         metrics=metrics,
         step=spread(times.sum(axis=1)),
+        blocked=spread(blocked_times.sum(axis=1)),
         grown_tables=grown_tables,
         arrival=spread(arrivals).median,
         finish=spread(finishes).median,
@@ -164,11 +169,11 @@ def lines(facts: dict[str, str | int], rows: Sequence[Row], num_steps: int, num_
     yield f"{facts['cpu']}, Python {facts['python']}, numpy {facts['numpy']}, garbage collector {facts['gc']}"
     yield f"Microseconds; {facts['timer_cost_ns']} ns of the timer's own cost taken off each reading."
     yield ""
-    titles = " | ".join(f"{title:^13s}" for title in ("schedule", "update", "metrics", "whole step"))
+    titles = " | ".join(f"{title:^13s}" for title in ("schedule", "update", "metrics", "whole step", "one waits"))
     yield f"{'':7s} | {titles} | tables |       | two steps around one"
-    yield (f"running | {' | '.join(4 * [' median   p95'])} |  grown |  goal | arrival finish preemption")
+    yield (f"running | {' | '.join(5 * [' median   p95'])} |  grown |  goal | arrival finish preemption")
     for row in rows:
-        parts = (row.schedule, row.update, row.metrics, row.step)
+        parts = (row.schedule, row.update, row.metrics, row.step, row.blocked)
         columns = " | ".join(f"{part.median:7.2f} {part.p95:5.1f}" for part in parts)
         preemption = "-" if row.preemption is None else f"{row.preemption:.0f}"
         yield (
@@ -183,7 +188,8 @@ def lines(facts: dict[str, str | int], rows: Sequence[Row], num_steps: int, num_
     notes = (
         f"Steady: {num_steps} decode steps after {WARM_UP_STEPS} to warm up, blocks of {BLOCK_SIZE} tokens, each "
         f"request with {len(STOP_TOKEN_IDS)} stop token ids, prefix caching on and every free block full of cached "
-        "content. Metrics: reading all that the engine reports of a step.",
+        "content. Metrics: reading all that the engine reports of a step. One waits: the whole step under the policy "
+        "fair where the next request does not fit, others have passed it, and more wait behind it.",
         f"Changes: medians of {num_samples}, each of the two steps it touches, steady work included. Arrival: `add` of "
         f"{PROMPT_TOKENS} prompt tokens, their hashes included. Finish: on a stop token after {OUTPUT_TOKENS} to "
         f"{OUTPUT_TOKENS + CHANGES_TO_A_LOAD * (4 + 2 * SETTLE_STEPS)} tokens. Preemption: to recompute, of a request "

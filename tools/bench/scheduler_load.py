@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from inflight_engine.request import Request, SamplingParams, TokenIds
+from inflight_engine.request import Request, SamplingParams, Scheduling, TokenIds
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.scheduler import Scheduler
@@ -20,6 +21,8 @@ STOP_TOKEN_IDS = (128_001, 128_008, 128_009)
 MAX_MODEL_LEN = 8192
 FILLER_BLOCKS = 256
 NUM_TOKEN_ROWS = 64
+_TENANTS = ("first", "second", "first", "second")
+"""Tenants of requests that start beside one that does not fit, and of as many that wait behind it."""
 
 Nanoseconds = npt.NDArray[np.int64]
 
@@ -36,13 +39,14 @@ class Load:
         self._random = np.random.default_rng(0)
         self._rows = self._tokens((NUM_TOKEN_ROWS, config.capacity.max_num_seqs))
 
-    def add(self, num_prompt_tokens: int, max_tokens: int | None = None) -> int:
+    def add(self, num_prompt_tokens: int, max_tokens: int | None = None, tenant: str = "") -> int:
         """Add a request, with the longest allowed output by default; returns what `add` took, in ns."""
         request = Request(
             request_id=self._num_requests,
             prompt_token_ids=self._tokens(num_prompt_tokens),
             sampling=SamplingParams(max_tokens or self._longest - num_prompt_tokens, stop_token_ids=STOP_TOKEN_IDS),
             arrival_time=0.0,
+            scheduling=Scheduling(tenant=tenant),
         )
         self._num_requests += 1
         started = time.perf_counter_ns()
@@ -91,13 +95,41 @@ def read_metrics(scheduler: Scheduler) -> tuple[float, ...]:
         scheduler.num_uncomputed_tokens,
         scheduler.kv_usage,
         scheduler.preemptor.num_preemptions,
-        scheduler.preemptor.num_swapped_blocks,
+        scheduler.offload.usage(),
         scheduler.admission.prefix_queries,
         scheduler.admission.prefix_hits,
     )
 
 
-def loaded(num_running: int, num_blocks: int, prompt_tokens: int, timer_cost: int, *, warm: bool) -> Load:
+def blocked(num_running: int, num_blocks: int, prompt_tokens: int, timer_cost: int) -> Load:
+    """A scheduler as of `loaded`, and a request of the whole context that is next and does not fit. Requests of other
+    tenants have passed it, and more of them wait."""
+    load = loaded(
+        num_running, num_blocks, prompt_tokens, timer_cost, warm=True, policy="fair", num_free_slots=2 * len(_TENANTS)
+    )
+    admission, pool = load.scheduler.admission, load.scheduler.running.pool
+    admission.headroom_blocks = pool.num_free - MAX_MODEL_LEN // BLOCK_SIZE + 1
+    load.add(MAX_MODEL_LEN - 1, tenant="giant")
+    for tenant in _TENANTS:
+        load.add(BLOCK_SIZE, tenant=tenant)
+    load.step()
+    admission.headroom_blocks = pool.num_free
+    for tenant in _TENANTS:
+        load.add(BLOCK_SIZE, tenant=tenant)
+    load.step()
+    return load
+
+
+def loaded(
+    num_running: int,
+    num_blocks: int,
+    prompt_tokens: int,
+    timer_cost: int,
+    *,
+    warm: bool,
+    policy: Literal["fcfs", "fair"] = "fcfs",
+    num_free_slots: int = 0,
+) -> Load:
     """A scheduler with `num_running` requests, their prompts of `prompt_tokens` and a few more, computed in one step.
     Their lengths differ so that an equal share of them crosses a block boundary in each step.
 
@@ -105,12 +137,15 @@ def loaded(num_running: int, num_blocks: int, prompt_tokens: int, timer_cost: in
         warm: all blocks that are free have content that could be found again, as in a server that has run for a while.
     """
     config = SchedulerConfig(
-        capacity=Limits(num_running, max_num_batched_tokens=num_running * (prompt_tokens + BLOCK_SIZE)),
+        capacity=Limits(
+            num_running + num_free_slots, max_num_batched_tokens=num_running * (prompt_tokens + BLOCK_SIZE)
+        ),
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
         max_model_len=MAX_MODEL_LEN,
         kv_headroom=0.0,
         prefix_caching=True,
+        policy=policy,
     )
     load = Load(config, timer_cost)
     if warm:

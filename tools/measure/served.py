@@ -130,19 +130,24 @@ def seconds_to_ready(
 
 @contextmanager
 def served_engine(
-    log: Path, *flags: str, environment: Mapping[str, str] | None = None, group: CpuGroup | None = None
+    log: Path,
+    *flags: str,
+    environment: Mapping[str, str] | None = None,
+    group: CpuGroup | None = None,
+    host: str = "127.0.0.1",
 ) -> Iterator[str]:
     """The address of an engine on this machine's CPU, started by the command that a user starts.
 
     Args:
         environment: variables on top of this process' own.
         group: that its processes are in.
+        host: address of the loopback interface that it listens on.
 
     Raises:
         RuntimeError: it did not become ready; the message has the end of its log.
     """
-    url = f"http://127.0.0.1:{(port := free_port(FIRST_PORT))}"
-    command = [str(ENGINE), "serve", MODEL, "--host", "127.0.0.1", "--port", str(port), *flags]
+    url = f"http://{host}:{(port := free_port(FIRST_PORT))}"
+    command = [str(ENGINE), "serve", MODEL, "--host", host, "--port", str(port), *flags]
     with process(log, command, environment) as engine:
         if group is not None:
             group.join(engine.pid)

@@ -163,7 +163,7 @@ def profile_page() -> str:
         waiting_prompt_tokens=0,
         kv_usage=0.5,
         num_preemptions=0,
-        num_swapped_blocks=0,
+        num_tier_blocks=0,
         prefix_queries=PROFILE_REQUESTS * PROMPT_TOKENS,
         prefix_hits=PROFILE_REQUESTS * PROMPT_TOKENS // 4,
         num_prefill_tokens=0,

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from inflight_engine.block_events import BlockEvent, BlocksRemoved
+from inflight_engine.block_events import DEVICE, BlockEvent, BlocksRemoved
 
 BlockIds = npt.NDArray[np.int32]
 """Ids of KV blocks."""
@@ -34,15 +34,22 @@ class BlockPool:
         num_free: blocks without owner, including cached ones.
         events: gets a record of content that is lost; of what is registered its caller, who knows the tokens, adds one.
             None: no records.
+        medium: where these blocks are, for the records.
+        offload: called with the blocks whose content an allocation takes away, in the order in which they are given
+            out, and with the hashes of their content; None: it is lost.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, events: list[BlockEvent] | None = None) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, events: list[BlockEvent] | None = None, medium: str = DEVICE
+    ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"a block pool needs at least one block of one token, not {num_blocks} of {block_size}")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_free = num_blocks
         self.events = events
+        self.medium = medium
+        self.offload: Callable[[_Ids, list[bytes]], None] | None = None
         self._num_owners = np.zeros(num_blocks, np.int32)
 
         # The blocks without owner in order of allocation: _order[_head:_tail]. Empty blocks come and go at the head,
@@ -64,6 +71,11 @@ class BlockPool:
     def usage(self) -> float:
         """The share of blocks that have an owner, 0..1."""
         return 1.0 - self.num_free / self.num_blocks
+
+    @property
+    def num_findable(self) -> int:
+        """Blocks whose content can be found."""
+        return int(np.count_nonzero(self._content_mask))
 
     def blocks_for(self, num_tokens: int) -> int:
         """Return the number of blocks that hold `num_tokens` tokens."""
@@ -88,8 +100,8 @@ class BlockPool:
         self._head = end
         self.num_free -= count
         self._num_owners[blocks] = 1
-        if self.events is not None:
-            self._note_lost(blocks[self._content_mask[blocks]], self.events)
+        if self.events is not None or self.offload is not None:
+            self._evict(blocks[self._content_mask[blocks]])
         self._content_mask[blocks] = False
         block_ids = blocks.astype(np.int32)
         block_ids.setflags(write=False)
@@ -129,6 +141,11 @@ class BlockPool:
                 break
             blocks.append(block)
         return np.array(blocks, np.int32)
+
+    def find(self, hashes: Sequence[bytes]) -> BlockIds:
+        """Return the block with each of these contents, or -1 where none has it: int32 [len(hashes)]."""
+        found = [self._block_of.get(each, _NO_BLOCK) for each in hashes]
+        return np.array([each if each >= 0 and self._has_content[each] else _NO_BLOCK for each in found], np.int32)
 
     def num_unowned(self, block_ids: BlockIds | Sequence[int]) -> int:
         """Return how many of the blocks have no owner, so that sharing them uses up free ones."""
@@ -196,10 +213,18 @@ class BlockPool:
         self._order[self._place[unowned]] = _NO_BLOCK
         self._prepend(unowned)
 
+    def _evict(self, blocks: _Ids) -> None:
+        if not len(blocks):
+            return
+        if self.events is not None:
+            self._note_lost(blocks, self.events)
+        if self.offload is not None:
+            self.offload(blocks, [each for each in map(self._hash_of.__getitem__, blocks.tolist()) if each is not None])
+
     def _note_lost(self, blocks: _Ids, events: list[BlockEvent]) -> None:
         hashes = [self._hash_of[block] for block in blocks.tolist()]
         if hashes:
-            events.append(BlocksRemoved(b"".join(each for each in hashes if each is not None)))
+            events.append(BlocksRemoved(b"".join(each for each in hashes if each is not None), self.medium))
 
     def _first(self, count: int) -> _Ids:
         """Return the first `count` blocks of the order, without the gaps."""

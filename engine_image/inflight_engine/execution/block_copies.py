@@ -13,8 +13,41 @@ import torch
 
 from inflight_engine.execution.memory.staging import upload
 
+_SEED = 29
+"""Seed of the odd numbers that words are multiplied with, and checksum of zeros."""
+
 _PIECE_BYTES = 16 << 20
 """Bytes of one transfer: enough for the full speed of the bus."""
+
+
+class Checksums:
+    """Checksums of host blocks: sums of their words, each times an odd number of its own, so that any change of one
+    word changes the sum. That of zeros is not 0, as which a block counts that was never stored.
+
+    Args:
+        row: a block, [words], of integers.
+    """
+
+    def __init__(self, num_blocks: int, row: torch.Tensor) -> None:
+        generator = torch.Generator().manual_seed(_SEED)
+        odd = torch.randint(-(2**62), 2**62, row.shape, generator=generator) * 2 + 1
+        self._weights = odd.to(row.device)
+        self._sums = torch.zeros(num_blocks, dtype=torch.int64, device=row.device)
+
+    def note(
+        self, host_block_ids: torch.Tensor | slice, rows: torch.Tensor, products: torch.Tensor | None = None
+    ) -> None:
+        """Take the checksums of what is stored. `products`: int64 of the shape of `rows`, to be overwritten."""
+        self._sums[host_block_ids] = self._of(rows, products)
+
+    def num_damaged(
+        self, host_block_ids: torch.Tensor | slice, rows: torch.Tensor, products: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return how many rows are not what was stored: int64 [], where the rows are."""
+        return (self._sums[host_block_ids] != self._of(rows, products)).sum()
+
+    def _of(self, rows: torch.Tensor, products: torch.Tensor | None) -> torch.Tensor:
+        return torch.mul(rows, self._weights, out=products).sum(1) + _SEED
 
 
 class DirectCopies:
@@ -28,14 +61,26 @@ class DirectCopies:
     def __init__(self, blocks: torch.Tensor, host: torch.Tensor) -> None:
         self._blocks = blocks
         self._host = host.view(blocks.dtype).view(len(host), *blocks.shape[1:])
+        self._rows = _words(host)
+        self._checksums = Checksums(len(host), self._rows[0]) if len(host) else None
 
     def copy_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
+        """Copy blocks of the cache to host memory."""
         for block_id, host_block_id in zip(block_ids, host_block_ids, strict=True):
             self._host[host_block_id].copy_(self._blocks[block_id])
+            if self._checksums is not None:
+                place = slice(host_block_id, host_block_id + 1)
+                self._checksums.note(place, self._rows[place])
 
-    def copy_in(self, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
+    def copy_in(self, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> torch.Tensor:
+        """Copy blocks back to the cache; returns how many are not what was stored: int64 []."""
+        num_damaged = torch.zeros((), dtype=torch.int64)
         for block_id, host_block_id in zip(block_ids, host_block_ids, strict=True):
+            if self._checksums is not None:
+                place = slice(host_block_id, host_block_id + 1)
+                num_damaged += self._checksums.num_damaged(place, self._rows[place])
             self._blocks[block_id].copy_(self._host[host_block_id])
+        return num_damaged
 
 
 class StagedCopies:
@@ -52,22 +97,24 @@ class StagedCopies:
     """
 
     def __init__(self, blocks: torch.Tensor, host: torch.Tensor, piece_bytes: int = _PIECE_BYTES) -> None:
-        # A kernel that moves 8 bytes at once, not 1.
-        wide = blocks.view(torch.uint8)
-        self._blocks = wide.view(torch.int64) if wide.shape[-1] % 8 == 0 else wide
+        self._blocks = _words(blocks)
         self._host = host.view(self._blocks.dtype).view(len(host), *self._blocks.shape[1:])
         self._piece = max(1, piece_bytes // host.shape[1])
         device = blocks.device
         shape = (self._piece, *self._blocks.shape[1:])
         self._buffers = [torch.empty(shape, dtype=self._blocks.dtype, device=device) for _ in range(2)]
+        self._checksums = Checksums(len(host), self._buffers[0][0].flatten())
+        self._products = torch.empty(shape, dtype=torch.int64, device=device).flatten(1)
         self._streams = _Streams(device)
         self._turn = 0
 
     def copy_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
+        """Copy blocks of the cache to host memory."""
         for ids, host_ids in self._pieces(block_ids, host_block_ids):
             buffer = self._next_buffer()[: len(ids)]
             self._streams.compute_after_use(self._turn)
             torch.index_select(self._blocks, 0, ids, out=buffer)
+            self._checksums.note(upload(host_ids, ids.device), buffer.flatten(1), self._products[: len(ids)])
             self._streams.transfers_after_compute()
             with self._streams.transfers():
                 for first, end in runs(host_ids):
@@ -75,7 +122,9 @@ class StagedCopies:
                     self._host[start : start + end - first].copy_(buffer[first:end], non_blocking=True)
                 self._streams.used(self._turn)
 
-    def copy_in(self, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
+    def copy_in(self, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> torch.Tensor:
+        """Copy blocks back to the cache; returns how many are not what was stored: int64 [], on the device."""
+        num_damaged = torch.zeros((), dtype=torch.int64, device=self._blocks.device)
         for ids, host_ids in self._pieces(block_ids, host_block_ids):
             buffer = self._next_buffer()[: len(ids)]
             with self._streams.transfers():
@@ -84,8 +133,11 @@ class StagedCopies:
                     start = int(host_ids[first])
                     buffer[first:end].copy_(self._host[start : start + end - first], non_blocking=True)
             self._streams.compute_after_transfers()
+            places, rows, products = upload(host_ids, ids.device), buffer.flatten(1), self._products[: len(ids)]
+            num_damaged += self._checksums.num_damaged(places, rows, products)
             self._blocks.index_copy_(0, ids, buffer)
             self._streams.used(self._turn)
+        return num_damaged
 
     def _next_buffer(self) -> torch.Tensor:
         self._turn = 1 - self._turn
@@ -103,6 +155,13 @@ class StagedCopies:
         for first in range(0, len(ids), self._piece):
             piece = slice(first, first + self._piece)
             yield upload(ids[piece], self._blocks.device), host_ids[piece]
+
+
+def _words(tensor: torch.Tensor) -> torch.Tensor:
+    """View a tensor as integers, of 8 bytes where its last dimension divides into such: one is moved as fast as a
+    byte."""
+    wide = tensor.view(torch.uint8)
+    return wide.view(torch.int64) if wide.shape[-1] % 8 == 0 else wide
 
 
 def runs(ids: npt.NDArray[np.int64]) -> list[tuple[int, int]]:

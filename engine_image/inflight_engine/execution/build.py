@@ -203,7 +203,7 @@ def size_cache(
 def make_host_cache(
     config: EngineConfig, spec: AttentionSpec, attention: AttentionBackend, parallel: Parallel
 ) -> HostCache:
-    """Allocate host memory for preempted requests.
+    """Allocate host memory behind the KV cache.
 
     Raises:
         KVCacheSizeError: `swap_space` is more than there is, or wrong.
@@ -213,7 +213,10 @@ def make_host_cache(
     if spec.device.type == "cpu":
         available -= spec.num_blocks * block_bytes  # allocated, but no page of it is taken yet
     num_blocks = parallel.minimum(num_host_blocks(config.swap_space, block_bytes, available))
-    return HostCache(num_blocks, spec.block_size, block_bytes, spec.device, attention)
+    if num_blocks and not config.keeps_evicted:
+        log.warning("no host memory is taken: nothing goes there without the prefix cache or with preemption recompute")
+        num_blocks = 0
+    return HostCache(num_blocks, spec.block_size, block_bytes, spec.device, attention, parallel)
 
 
 def make_forward(

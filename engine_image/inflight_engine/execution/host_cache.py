@@ -1,4 +1,4 @@
-"""Host memory for the keys and values of preempted requests: copied out of the KV cache, and back in later."""
+"""Host memory for keys and values that leave the KV cache: copied out of it, and back in later."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from inflight_engine.execution.attention.base import AttentionBackend
 from inflight_engine.execution.block_copies import DirectCopies, StagedCopies
 from inflight_engine.execution.memory.kv_size import KVCacheSizeError
 from inflight_engine.execution.memory.zeros import zeros
+from inflight_engine.models.parallel import ALONE, Parallel
 
 _MEASURED_BLOCKS = 16
 _MEASURED_COPIES = 3
@@ -29,6 +30,7 @@ class HostCache:
         block_size: tokens in a block.
         block_bytes: bytes of a block over all layers.
         device: device of the cache of `attention`.
+        parallel: the runners that hold the other parts of each block.
 
     Raises:
         KVCacheSizeError: the system does not let this much memory be pinned.
@@ -41,10 +43,12 @@ class HostCache:
         block_bytes: int,
         device: torch.device,
         attention: AttentionBackend,
+        parallel: Parallel = ALONE,
     ) -> None:
         self.num_blocks = num_blocks
         self._block_size = block_size
         self._device = device
+        self._parallel = parallel
         self._blocks = zeros((num_blocks, block_bytes), torch.uint8, torch.device("cpu"))
         if num_blocks and device.type == "cuda":
             _pin(self._blocks)
@@ -57,9 +61,17 @@ class HostCache:
         """Copy whole blocks of the KV cache, over all layers, to host blocks, one to one."""
         self._copies.copy_out(block_ids, host_block_ids)
 
-    def copy_in(self, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
-        """Copy host blocks back into the KV cache, one to one."""
-        self._copies.copy_in(host_block_ids, block_ids)
+    def copy_in(self, copies: Sequence[tuple[Sequence[int], Sequence[int]]]) -> torch.Tensor:
+        """Copy host blocks back into the KV cache, one to one.
+
+        Args:
+            copies: (host blocks, blocks) of each request.
+
+        Returns:
+            float32 [len(copies)], on the device: how many blocks of each, of any rank, are not what was copied out.
+        """
+        num_damaged = torch.stack([self._copies.copy_in(places, blocks) for places, blocks in copies])
+        return self._parallel.all_reduce(num_damaged.float())
 
     def measure_copy_rate(self, num_device_blocks: int) -> float:
         """Tokens a second whose keys and values can be copied one way; takes milliseconds.
@@ -68,7 +80,7 @@ class HostCache:
         """
         blocks = range(min(_MEASURED_BLOCKS, self.num_blocks, num_device_blocks))
         # Memory that nothing was written to yet is read from one page of zeros, faster than any other memory.
-        self.copy_in(blocks, blocks)
+        self._copies.copy_in(blocks, blocks)
         fastest = min(self._seconds_to_copy_out(blocks) for _ in range(_MEASURED_COPIES))
         return len(blocks) * self._block_size / fastest
 

@@ -26,7 +26,7 @@ from inflight_engine.models.protocol import Model
 from inflight_engine.output import StepOutput
 from inflight_engine.request import NO_TOKENS, TokenIds
 from inflight_engine.runner_info import RunnerInfo
-from inflight_engine.scheduling.plan import Slots, StepPlan
+from inflight_engine.scheduling.plan import Slots, SlotStart, StepPlan
 
 _NO_SLOTS: Slots = np.empty(0, np.intp)
 
@@ -98,18 +98,16 @@ class Runner:
 
     def _compute(self, plan: StepPlan) -> _InFlight:
         """Run one step: offload blocks, update slots, load blocks, then compute the tokens."""
-        for preemption in plan.preemptions:
-            self._host_cache.copy_out(preemption.block_ids.tolist(), preemption.host_block_ids)
+        if plan.stores is not None:
+            self._host_cache.copy_out(plan.stores.block_ids.tolist(), plan.stores.host_block_ids.tolist())
         self._batch.apply(plan)
         self._sampler.apply(plan)
         self._masks.apply(plan)
         self._pooled.apply(plan)
         self._feed.start(plan.all_starts)
-        for start in plan.starts:
-            if start.host_block_ids:
-                self._host_cache.copy_in(start.host_block_ids, start.block_ids[: len(start.host_block_ids)].tolist())
+        loads = self._load([start for start in plan.starts if start.host_block_ids])
         if plan.num_tokens == 0:
-            return _InFlight([_Piece(Fetch((), self._on_gpu), _NO_SLOTS)], _NO_SLOTS)
+            return _InFlight([_Piece(Fetch((), self._on_gpu), _NO_SLOTS)], _NO_SLOTS, loads=loads)
         if self._pieces is None:
             launched, failed, ran_out = [self._fetch(self._run(plan))], [], False
         else:
@@ -120,7 +118,15 @@ class Runner:
                 del computed  # memory that the next one may need
             failed, ran_out = self._pieces.failed_slots, self._pieces.ran_out
         self._batch.advance(plan)
-        return _InFlight(launched, plan.sampled_slots, tuple(failed), ran_out)
+        return _InFlight(launched, plan.sampled_slots, tuple(failed), ran_out, loads)
+
+    def _load(self, starts: Sequence[SlotStart]) -> _Loads | None:
+        """Copy in what these find in host memory."""
+        if not starts:
+            return None
+        size = self.info.block_size
+        damaged = self._host_cache.copy_in([(start.host_block_ids, start.loaded(size).tolist()) for start in starts])
+        return _Loads([start.slot for start in starts], Fetch([damaged], self._on_gpu))
 
     def _run(self, plan: StepPlan) -> _Computed:
         """Compute a plan's tokens by replaying a graph where one holds them, else kernel by kernel. Prompts are scored
@@ -187,6 +193,16 @@ class _Computed(NamedTuple):
     vectors: torch.Tensor | None = None
 
 
+class _Loads(NamedTuple):
+    """Copies in of a step. `damaged`: float32, one for each slot: above 0 where one was not what was copied out."""
+
+    slots: Sequence[int]
+    damaged: Fetch
+
+    def failed(self) -> tuple[int, ...]:
+        return tuple(self.slots[index] for index in np.flatnonzero(self.damaged.wait()[0]).tolist())
+
+
 class _InFlight:
     """A launched step.
 
@@ -194,21 +210,30 @@ class _InFlight:
         slots: the slot of each token that the step samples.
         failed_slots: slots whose chunk was not computed.
         ran_out: an attempt to compute the step had no memory.
+        loads: None: nothing was copied in.
     """
 
     def __init__(
-        self, pieces: list[_Piece], slots: Slots, failed_slots: tuple[int, ...] = (), ran_out: bool = False
+        self,
+        pieces: list[_Piece],
+        slots: Slots,
+        failed_slots: tuple[int, ...] = (),
+        ran_out: bool = False,
+        loads: _Loads | None = None,
     ) -> None:
         self._pieces = pieces
         self._slots = slots
         self._failed_slots = failed_slots
         self._ran_out = ran_out
+        self._loads = loads
         self._output: StepOutput | None = None
 
     def wait(self) -> StepOutput:
         """The step's output, once it is computed; its tokens go to the grammars of their requests."""
         if self._output is None:
             self._output = self._wait()
+            if self._loads is not None:
+                self._output = self._output._replace(failed_loads=self._loads.failed())
         return self._output
 
     def _wait(self) -> StepOutput:

@@ -5,13 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from inflight_engine.formats.source import Source
+
 
 @dataclass(slots=True)
 class TextEvent:
-    """Text of the answer, or of the thinking before it."""
+    """Text of the answer, or of the thinking before it, as the model wrote it.
+
+    Attributes:
+        at: characters that the model wrote before it.
+    """
 
     kind: Literal["content", "reasoning"]
     text: str
+    at: int = 0
 
 
 @dataclass(slots=True)
@@ -51,13 +58,13 @@ class Events:
         taken, self._untaken = self._untaken, []
         return taken
 
-    def text(self, kind: Literal["content", "reasoning"], text: str) -> None:
-        """Add text."""
+    def text(self, kind: Literal["content", "reasoning"], text: str, at: int) -> None:
+        """Add text, of which `at` is the place."""
         last = self._untaken[-1] if self._untaken else None
-        if isinstance(last, TextEvent) and last.kind == kind:
+        if isinstance(last, TextEvent) and last.kind == kind and last.at + len(last.text) == at:
             last.text += text
         else:
-            self._untaken.append(TextEvent(kind, text))
+            self._untaken.append(TextEvent(kind, text, at))
 
     def begin_call(self, name: str, id: str | None) -> None:
         """Begin a call, whose arguments follow."""
@@ -77,7 +84,7 @@ class Events:
 
 
 class Trimmed:
-    """Text without the white space at its end.
+    """Text of a source without the white space at its end.
 
     Attributes:
         begun: there was visible text.
@@ -86,20 +93,23 @@ class Trimmed:
         leading: white space before the first visible text is kept.
     """
 
-    def __init__(self, events: Events, kind: Literal["content", "reasoning"], *, leading: bool) -> None:
+    def __init__(self, source: Source, events: Events, kind: Literal["content", "reasoning"], *, leading: bool) -> None:
         self.begun = False
+        self._source = source
         self._events = events
         self._kind = kind
         self._space = ""
         self._leading = leading
 
     def add(self, text: str) -> None:
+        """Add the text that was read last."""
         visible = text.rstrip()
         if not visible:
             self._space += text
             return
-        lead = self._space + visible
-        self._events.text(self._kind, lead if self._leading else lead.lstrip())
+        lead, end = self._space + visible, self._source.num_read - len(text) + len(visible)
+        kept = lead if self._leading else lead.lstrip()
+        self._events.text(self._kind, kept, end - len(kept))
         self.begun, self._leading, self._space = True, True, text[len(visible) :]
 
     def cut(self) -> None:
@@ -109,5 +119,5 @@ class Trimmed:
     def end(self) -> None:
         """No more text arrives: the white space at its end is part of it."""
         if self._space and self._leading:
-            self._events.text(self._kind, self._space)
+            self._events.text(self._kind, self._space, self._source.num_read - len(self._space))
         self._space = ""

@@ -21,15 +21,21 @@ UNKNOWN = 10**9
 """A length that no run has to have: there may be no longest one, or it is not known."""
 
 _SEPARATORS = 8
-"""Characters around a value or a name, of white space too."""
+"""Characters around a value or a name, of white space too, where the schema writes no others."""
 
 _TIMES = ("minItems", "minContains", "minProperties")
-_REPEATED = re.compile(r"\{0*(\d{1,9})")
+_REPEATED = re.compile(r"\{[^{}0-9]*0*(\d{1,9})")
+"""The least count of a repetition, perhaps behind white space."""
 
 
 def of_regex(regex: str) -> int:
     """Return at least the length of the longest run of a regular expression, in characters."""
-    return min(UNKNOWN, len(regex) * math.prod(max(1, int(each)) for each in _REPEATED.findall(regex)))
+    length = len(regex)
+    for count in _REPEATED.finditer(regex):
+        length *= max(1, int(count[1]))
+        if length >= UNKNOWN:  # the product of all may have millions of digits
+            return UNKNOWN
+    return min(length, UNKNOWN)
 
 
 def of_schema(schema: Mapping[str, Any]) -> int:
@@ -41,7 +47,9 @@ def of_schema(schema: Mapping[str, Any]) -> int:
         and guidance.get("whitespace_pattern") == WHITE_SPACE
         and guidance.get("whitespace_flexible", True) is True
     )
-    runs = _Runs(schema, apart=apart)
+    written = guidance.values() if isinstance(guidance, dict) else ()
+    around = sum(of_regex(each) for each in written if isinstance(each, str) and each != WHITE_SPACE)
+    runs = _Runs(schema, _SEPARATORS + around, apart=apart)
     try:
         return max(runs.of(schema), runs.longest)
     except RecursionError:
@@ -49,11 +57,13 @@ def of_schema(schema: Mapping[str, Any]) -> int:
 
 
 class _Runs:
-    """Runs of parts of a schema. `apart`: values have runs of their own. `longest`: that of the parts so far."""
+    """Runs of parts of a schema. `around`: characters around a value or a name. `apart`: values have runs of their own.
+    `longest`: that of the parts so far."""
 
-    def __init__(self, root: Mapping[str, Any], *, apart: bool) -> None:
+    def __init__(self, root: Mapping[str, Any], around: int, *, apart: bool) -> None:
         self.longest = 0
         self._root = root
+        self._around = around
         self._apart = apart
         self._known: dict[int, int] = {}
 
@@ -62,15 +72,17 @@ class _Runs:
         if known is not None:
             return known
         self._known[id(part)] = 0 if self._apart else UNKNOWN  # met again within itself
-        length, target = _SEPARATORS, referred(self._root, part)
+        length, target = self._around, referred(self._root, part)
         for keyword, value in part.items():
             match keyword, value:
                 case "pattern", str():
                     length += of_regex(value)
                 case "minLength", _:
                     length += _times(value)
-                case (("properties" | "patternProperties"), dict()):
-                    length += sum(len(name) + _SEPARATORS for name in value)
+                case "properties", dict():
+                    length += sum(len(name) + self._around for name in value)
+                case "patternProperties", dict():
+                    length += sum(of_regex(name) + self._around for name in value)
                 case (("const" | "enum" | "required"), _):
                     length += len(json.dumps(value, ensure_ascii=False))
                 case (("$ref" | "$dynamicRef"), _) if target is None:

@@ -128,7 +128,10 @@ def answer_header(token_of: TokenOf) -> str:
 
 def longest_run(tool: Mapping[str, Any]) -> int:
     """Return at least the length of the longest text that the grammar of a call leaves no choice of, in characters."""
-    return len(tool["name"]) + _AROUND + forced_runs.of_schema({**(tool.get("parameters") or {}), "x-guidance": {}})
+    parameters = tool.get("parameters") or {}
+    if "x-guidance" in json.dumps(parameters):  # white space of its own, perhaps of one parameter
+        return forced_runs.UNKNOWN
+    return len(tool["name"]) + _AROUND + forced_runs.of_schema({**parameters, "x-guidance": {}})
 
 
 def calls_grammar(form: Format, tools: Sequence[Mapping[str, Any]], token_of: TokenOf, *, several: bool) -> str:

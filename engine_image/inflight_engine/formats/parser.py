@@ -60,8 +60,8 @@ class AnswerParser:
         self._how = how
         self._source = Source()
         self._events = Events(parallel=how.parallel)
-        self._content = Trimmed(self._events, "content", leading=True)
-        self._reasoning = Trimmed(self._events, "reasoning", leading=False)
+        self._content = Trimmed(self._source, self._events, "content", leading=True)
+        self._reasoning = Trimmed(self._source, self._events, "reasoning", leading=False)
         self._long = tuple(each for each in how.openers if len(each) > 1)
         self._short = tuple(each for each in how.openers if len(each) == 1)
         self._reader = self._messages() if how.channels else self._answer()

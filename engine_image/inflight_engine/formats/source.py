@@ -28,12 +28,17 @@ class Source:
         short: the last reading failed because the text ended.
     """
 
-    __slots__ = ("at", "ended", "short", "text")
+    __slots__ = ("_num_dropped", "at", "ended", "short", "text")
 
     def __init__(self) -> None:
         self.text = ""
-        self.at = 0
+        self.at = self._num_dropped = 0
         self.ended = self.short = False
+
+    @property
+    def num_read(self) -> int:
+        """Characters that were read, from the beginning."""
+        return self._num_dropped + self.at
 
     def push(self, piece: str) -> None:
         self.text += piece
@@ -42,6 +47,7 @@ class Source:
         """Read characters are not needed: `at` becomes less where they are dropped. Dropping costs no more time than
         reading did, however much is unread."""
         if 2 * self.at >= len(self.text):
+            self._num_dropped += self.at
             self.text, self.at = self.text[self.at :], 0
 
     def peek(self) -> Reading[str]:

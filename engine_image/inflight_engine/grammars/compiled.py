@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -19,7 +19,16 @@ two states; an answer that needs more than there are goes on with new ones. Verb
 
 MAX_EXPRESSIONS = 500_000
 """Most expressions that the lexer's states of an answer are made of, of 10 to 26 bytes each: some grammars take
-thousands for a state. An answer is asked only after `_mask`s of some time, and may have those of some more."""
+thousands for a state. They are counted only after `LOOK`, and may be some more."""
+
+MAX_ALL = 4_000_000
+"""Most expressions of all states that are large together, but for what each takes at its start: some 200 MB."""
+
+LARGE = 20_000
+"""Expressions of large states: a grammar of common use has some thousands."""
+
+LOOK = 0.02
+"""CPU seconds of masks and forced tokens after which states may be nearly full: to ask takes some 0.3 ms."""
 
 MAX_COMPILED = 16
 """Number of grammars that stay compiled though no request has them: compiling one takes some milliseconds, mostly on a
@@ -33,30 +42,69 @@ class GrammarError(ValueError):
     """The grammar cannot be compiled; the message is llguidance's."""
 
 
+class Share:
+    """Divides `MAX_ALL` among the states of an engine that are large."""
+
+    def __init__(self) -> None:
+        self._large: WeakSet[States] = WeakSet()
+
+    def of(self, states: States, expressions: int) -> int:
+        """Return the most expressions that states may have. `expressions`: those that they have."""
+        if expressions > LARGE:
+            self._large.add(states)
+        else:
+            self._large.discard(states)
+        return min(MAX_EXPRESSIONS, MAX_ALL // max(1, len(self._large)))
+
+
 class States:
     """A compilation of a grammar: the lexer's states, which all its matchers share. Once they are full, none of these
     can go on.
 
     Args:
         start: a matcher at the start of the grammar.
+        share: that of all states of the engine.
     """
 
-    __slots__ = ("_no_token", "_start")
+    __slots__ = ("__weakref__", "_least", "_no_token", "_share", "_start", "_until_look")
 
-    def __init__(self, start: LLMatcher, vocab_size: int) -> None:
+    def __init__(self, start: LLMatcher, vocab_size: int, share: Share) -> None:
         self._start = start
         self._no_token = vocab_size
+        self._share = share
+        self._until_look = LOOK
+        self._least = self.expressions or 0
+        """Expressions at the start of the grammar: an answer has to have room for some more."""
+
+    def spend(self, seconds: float) -> None:
+        """Note CPU time in which they may have become more."""
+        self._until_look -= seconds
+
+    @property
+    def may_be_full(self) -> bool:
+        """True where it is time to ask `full`, or they were full."""
+        return self._until_look <= 0
 
     @property
     def full(self) -> bool:
         """True if they are full, or nearly: new answers need others."""
+        expressions = self.expressions
+        found = expressions is None or expressions > min(
+            MAX_EXPRESSIONS, max(self._share.of(self, expressions), 2 * self._least)
+        )
+        self._until_look = 0.0 if found else LOOK
+        return found
+
+    @property
+    def expressions(self) -> int | None:
+        """Number of expressions that they are made of; None: the lexer has failed."""
         matcher = self._start.deep_copy()
         matcher.compute_bitmask()
         if matcher.is_error():
-            return True
+            return None
         matcher.consume_token(self._no_token)
-        expressions = _EXPRESSIONS.search(matcher.get_error())
-        return expressions is not None and int(expressions[1]) > MAX_EXPRESSIONS
+        found = _EXPRESSIONS.search(matcher.get_error())
+        return int(found[1]) if found else 0
 
     def matcher(self) -> LLMatcher:
         """Return a new matcher at the start of the grammar."""
@@ -84,7 +132,7 @@ class Compiled:
 
     def states(self) -> States:
         """Return the states that answers share from their start."""
-        if self._states.full:
+        if self._states.may_be_full and self._states.full:
             self._states = self.anew()
         return self._states
 
@@ -104,6 +152,7 @@ class Grammars:
     def __init__(self, load: Callable[[], LLTokenizer]) -> None:
         self._load = load
         self._vocabulary: LLTokenizer | None = None
+        self._share = Share()
         self._loading = threading.Lock()
         self._lock = threading.Lock()
         self._compiled: WeakValueDictionary[str, Compiled] = WeakValueDictionary()
@@ -139,4 +188,4 @@ class Grammars:
         start = LLMatcher(vocabulary, text, log_level=0, limits=LIMITS)
         if start.is_error():
             raise GrammarError(reason(start))
-        return States(start, vocabulary.vocab_size)
+        return States(start, vocabulary.vocab_size, self._share)

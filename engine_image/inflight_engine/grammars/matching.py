@@ -10,7 +10,7 @@ from itertools import takewhile
 import numpy as np
 import numpy.typing as npt
 
-from inflight_engine.grammars.compiled import Compiled, reason
+from inflight_engine.grammars.compiled import LOOK, Compiled, reason
 from inflight_engine.grammars.thinking import ThinkingPlace
 from inflight_engine.request import SamplingParams
 
@@ -33,9 +33,6 @@ Bits = npt.NDArray[np.int32]
 
 _BITS = np.left_shift(np.uint32(1), np.arange(32, dtype=np.uint32)).view(np.int32)
 """int32 [32]: the bit of each token of a word."""
-
-_LOOK = 0.02
-"""CPU seconds of masks after which an answer asks whether its states are nearly full: to ask takes some 0.1 ms."""
 
 _LEAST_RENEWED = 16
 """Tokens for which new states have to do: they take milliseconds, in which all steps wait."""
@@ -70,7 +67,7 @@ class Matching:
         self._compile_seconds = 0.0 if compiled is None else compiled.seconds
         self._states = None if compiled is None else compiled.states()
         self._matcher = None if self._states is None else self._states.matcher()
-        self._until_look = _LOOK
+        self._until_look = LOOK
         self._renewed = -_LEAST_RENEWED
         """Number of tokens from the start of the grammar when it went on with states of its own."""
         self._consumed: list[int] = []
@@ -211,7 +208,7 @@ class Matching:
             ahead = matcher.deep_copy()
             del self._run[ahead.try_consume_tokens(self._run) :]
             self._run_ends = ahead.is_stopped() and not ahead.is_error()
-        self._slow += max(0.0, time.thread_time() - began - _QUICK)
+        self._spend(time.thread_time() - began)
 
     def _fill(self, bits: Bits) -> None:
         self._mask(bits)
@@ -229,15 +226,19 @@ class Matching:
         assert self._matcher is not None
         began = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-        took = time.thread_time() - began
-        self._until_look -= took
-        self._slow += max(0.0, took - _QUICK)
+        self._spend(time.thread_time() - began)
+
+    def _spend(self, seconds: float) -> None:
+        assert self._states is not None
+        self._states.spend(seconds)
+        self._until_look -= seconds
+        self._slow += max(0.0, seconds - _QUICK)
 
     def _renew(self) -> bool:
         """Go on with states that no other answer has, where those so far are full; returns False where they are not.
         An answer ends where new ones are soon full again, or take too long."""
         states, anew = self._states, self._anew
-        self._until_look = _LOOK
+        self._until_look = LOOK
         if states is None or anew is None or not states.full:
             return False
         if self._slow + self._compile_seconds > _MAX_SLOW:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 from llguidance import LLMatcher, LLTokenizer, StructTag, grammar_from
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Tag(NamedTuple):
 
 def of_schema(field: str, schema: Mapping[str, Any], options: JsonCompileOptions | None = None) -> Source:
     """Make a grammar of a JSON schema. Arguments as of `schemas.for_llguidance`."""
+    _check_length(len(msgspec.json.encode(schema)))
     made = schemas.for_llguidance(schema, options or {})
     text = LLMatcher.grammar_from_json_schema(json.dumps(made, separators=(",", ":")))
     return Source(field, text, schema, short_runs=forced_runs.of_schema(made) <= MAX_FORCED)
@@ -59,12 +61,14 @@ def of_schema(field: str, schema: Mapping[str, Any], options: JsonCompileOptions
 
 def of_regex(field: str, regex: str) -> Source:
     """Make a grammar of a regular expression, in the syntax of Rust's regex crate, that the whole text matches."""
+    _check_length(len(regex))
     short = forced_runs.of_regex(regex) <= MAX_FORCED
     return Source(field, LLMatcher.grammar_from_regex(regex), short_runs=short)
 
 
 def of_choice(field: str, choices: Sequence[str]) -> Source:
     """Make a grammar of some texts, of which the answer is one."""
+    _check_length(sum(map(len, choices)))
     alternatives = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
     short = max(map(len, choices), default=0) <= MAX_FORCED
     return Source(field, LLMatcher.grammar_from_lark(f"start: {alternatives}"), short_runs=short)
@@ -72,7 +76,18 @@ def of_choice(field: str, choices: Sequence[str]) -> Source:
 
 def of_grammar(field: str, grammar: str, *, short_runs: bool = False) -> Source:
     """Make a grammar of one in llguidance's dialect of Lark, or in GBNF. `short_runs`: as of `Source`."""
+    _check_length(len(grammar))
     return Source(field, grammar, written=True, short_runs=short_runs)
+
+
+def _check_length(length: int) -> None:
+    """Refuse what a grammar is made of where that alone is longer than a grammar may be: it would take long.
+
+    Raises:
+        GrammarError: it is.
+    """
+    if length > MAX_BYTES:
+        raise GrammarError(f"the grammar has more than {MAX_BYTES} characters")
 
 
 def of_tags(field: str, tags: Sequence[Tag], triggers: Sequence[str], is_special: Callable[[str], bool]) -> Source:
@@ -92,6 +107,7 @@ def of_tags(field: str, tags: Sequence[Tag], triggers: Sequence[str], is_special
         trigger = next((each for each in triggers if each and tag.begin.startswith(each)), None)
         if trigger is None:
             raise GrammarError(f"the tag {tag.begin!r} begins with no trigger")
+        _check_length(len(msgspec.json.encode(tag.schema)))
         schema = schemas.for_llguidance(tag.schema, {})
         length += len(tag.begin) + len(json.dumps(schema)) + len(tag.end)
         if length > MAX_BYTES:
@@ -113,8 +129,10 @@ def check(source: Source) -> str:
     Raises:
         GrammarError: it cannot; the message names the place.
     """
-    if len(source.text) > MAX_BYTES:
-        raise GrammarError(f"{source.field}: the grammar has more than {MAX_BYTES} characters")
+    try:
+        _check_length(len(source.text))
+    except GrammarError as error:
+        raise GrammarError(f"{source.field}: {error}") from None
     try:
         text = grammar_from("grammar", source.text) if source.written else source.text
     except ValueError as error:

@@ -18,14 +18,14 @@ from zlib import crc32
 import msgspec
 
 from inflight_cost.model import CostModel, StepWork
-from inflight_engine.cache.swap import SwapRates
+from inflight_engine.cache.loading import LoadRates
 from inflight_engine.request import FinishReason, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.plan import Slots, StepPlan
 from inflight_settings.limits import Limits
 
 HEADER_TAG = "inflight-engine schedule"
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 """Version of the format, raised when lines or their meaning change. A reader takes only files of its own version."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
@@ -90,9 +90,9 @@ class WeightsChanged(msgspec.Struct, frozen=True, array_like=True, tag="weights"
 
 
 class RatesChanged(msgspec.Struct, frozen=True, array_like=True, tag="rates"):
-    """The scheduler weighs swapping by other rates; None: they are unknown."""
+    """The scheduler weighs loading against computing by other rates; None: they are unknown."""
 
-    rates: SwapRates | None
+    rates: LoadRates | None
 
 
 class PrefillCostChanged(msgspec.Struct, frozen=True, array_like=True, tag="cost"):
@@ -137,6 +137,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
         ahead: the scheduler was asked for the next step before it took this one's tokens in, whether it had one to give
             or not.
         failed_slots: slots that the step had no memory for.
+        failed_loads: slots for which the step could not load what it was to.
         forced: slots of requests that had to go on with certain tokens after those of the step, and their number.
     """
 
@@ -147,12 +148,13 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     ended: list[Ended] | None
     ahead: bool
     failed_slots: list[Count]
+    failed_loads: list[Count]
     forced: list[tuple[Count, Count]]
 
     def again(self, micros: int) -> Step:
         """Return the next step, if it repeats this one: equal decisions, and each context is one token longer."""
         longer = self.work._replace(decode_kv_tokens=self.work.decode_kv_tokens + self.work.decode_seqs)
-        return Step(self.step + 1, micros, longer, self.digest, [], self.ahead, [], [])
+        return Step(self.step + 1, micros, longer, self.digest, [], self.ahead, [], [], [])
 
 
 class Repeated(msgspec.Struct, frozen=True, array_like=True, tag="same"):
@@ -175,7 +177,8 @@ Line: TypeAlias = Event | Repeated
 class PlanDigest:
     """Digests of one scheduler's plans: equal decisions have equal digests, in any process and on any machine.
 
-    A digest covers which requests lose and take slots, the tokens they find computed, chunks and decodes. It leaves out
+    A digest covers which requests lose and take slots, the tokens they find computed and load, chunks,
+    decodes and the number of blocks copied out. It leaves out
     the number of the step, and which blocks the pool hands out.
     """
 
@@ -189,13 +192,14 @@ class PlanDigest:
         if plan.decode_slots is not self._decode_slots:  # the same array object while the set does not change
             self._decode_slots = plan.decode_slots
             self._of_slots = crc32(plan.decode_slots.astype("<i8", copy=False).tobytes())
-        if not (plan.prefills or plan.releases or plan.starts or plan.preemptions):
+        if not (plan.prefills or plan.releases or plan.starts or plan.preemptions or plan.stores):
             return self._of_slots
         decisions = (
             plan.num_tokens,
             plan.releases,
-            [(each.request_id, each.slot, each.swapped) for each in plan.preemptions],
-            [(each.request_id, each.slot, each.num_computed_tokens, bool(each.host_block_ids)) for each in plan.starts],
+            [(each.request_id, each.slot) for each in plan.preemptions],
+            [(each.request_id, each.slot, each.num_computed_tokens, len(each.host_block_ids)) for each in plan.starts],
             [(each.slot, each.start, each.length) for each in plan.prefills],
+            0 if plan.stores is None else len(plan.stores.block_ids),
         )
         return crc32(self._encode(decisions), self._of_slots)

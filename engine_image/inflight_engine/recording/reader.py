@@ -88,7 +88,7 @@ class Recording:
                     raise RecordingError(
                         f"has step {event.step} in line {number}, where step {last.step + 1} should be"
                     )
-                slot = max([*event.failed_slots, *(slot for slot, _ in event.forced)], default=0)
+                slot = max([*event.failed_slots, *event.failed_loads, *(slot for slot, _ in event.forced)], default=0)
                 if slot >= num_slots:
                     raise RecordingError(f"names slot {slot} in line {number}, but its engine had {num_slots}")
                 last = event

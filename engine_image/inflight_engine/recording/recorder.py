@@ -16,7 +16,7 @@ from typing import BinaryIO
 import msgspec
 
 from inflight_cost.model import CostModel, StepWork
-from inflight_engine.cache.swap import SwapRates
+from inflight_engine.cache.loading import LoadRates
 from inflight_engine.recording.content import ContentNumbers
 from inflight_engine.recording.lines import (
     FORMAT_VERSION,
@@ -137,7 +137,7 @@ class Recorder:
     def weights(self, weights: dict[str, float]) -> None:
         self._write(WeightsChanged(weights))
 
-    def rates(self, rates: SwapRates | None) -> None:
+    def rates(self, rates: LoadRates | None) -> None:
         self._write(RatesChanged(rates))
 
     def prefill_cost(self, cost: CostModel | None) -> None:
@@ -156,6 +156,7 @@ class Recorder:
         *,
         ahead: bool = False,
         failed_slots: Sequence[int] = (),
+        failed_loads: Sequence[int] = (),
         forced: Sequence[ForcedRun] = (),
     ) -> None:
         """A step was planned, computed and taken in.
@@ -166,17 +167,19 @@ class Recorder:
             seconds: how long the whole step took.
             ahead: between the step's plan and its `update` the scheduler was asked for the next one.
             failed_slots: slots that the step had no memory for, with which `Scheduler.fail_slots` was called.
+            failed_loads: with which `Scheduler.fail_loads` was called after it.
             forced: with which `Scheduler.force` was called.
         """
         if self._sink is None:
             return
         digest, context = self._digests.of(plan), work.decode_kv_tokens
-        if not (ended or failed_slots or forced) and self._next == (digest, context, ahead):
+        if not (ended or failed_slots or failed_loads or forced) and self._next == (digest, context, ahead):
             self._repeated.append(_micros(seconds))
         else:
             reasons = [Ended(each.request_id, each.finish_reason) for each in ended if each.finish_reason]
             runs = [(run.slot, len(run.token_ids)) for run in forced]
-            step = Step(plan.step, _micros(seconds), work, digest, reasons, ahead, list(failed_slots), runs)
+            slots, loads = list(failed_slots), list(failed_loads)
+            step = Step(plan.step, _micros(seconds), work, digest, reasons, ahead, slots, loads, runs)
             self._write_step(plan, step)
         self._next = digest, context + work.decode_seqs, ahead
         self._unflushed_seconds += seconds
@@ -187,7 +190,8 @@ class Recorder:
         """A step was planned but gave no tokens: `Scheduler.fail` was called for it or for the step before, and
         `Scheduler.update` was not. `ahead` as in `stepped`."""
         if self._sink is not None:
-            self._write_step(plan, Step(plan.step, _micros(seconds), work, self._digests.of(plan), None, ahead, [], []))
+            step = Step(plan.step, _micros(seconds), work, self._digests.of(plan), None, ahead, [], [], [])
+            self._write_step(plan, step)
             self._next = None
 
     def flush(self) -> None:

@@ -137,7 +137,7 @@ class _Replayer:
             case WeightsChanged():
                 self._scheduler.set_class_weights(event.weights)
             case RatesChanged():
-                self._scheduler.preemptor.rates = event.rates
+                self._scheduler.offload.rates = event.rates
             case PrefillCostChanged():
                 self._scheduler.deadlines.cost = event.cost
             case TimePassed():
@@ -192,6 +192,8 @@ class _Replayer:
             self._scheduler.fail(plan)
             return None
         requests = self._scheduler.fail_slots(plan, recorded.failed_slots)
+        if recorded.failed_loads:
+            self._scheduler.fail_loads(plan, recorded.failed_loads)
         requests += self._scheduler.update(plan, self._tokens(plan, recorded.ended))
         if recorded.forced:
             runs = [ForcedRun(slot, np.zeros(count, np.int32), ends=False) for slot, count in recorded.forced]
@@ -229,12 +231,11 @@ class _Replayer:
 
         lines = [_work_text(work)]
         for each in plan.preemptions:
-            fate = "swapped out" if each.swapped else "to be recomputed"
-            lines.append(f"preempted: request {each.request_id} from slot {each.slot}, {fate}")
+            lines.append(f"preempted: request {each.request_id} from slot {each.slot}")
         lines += [f"released: slot {slot}" for slot in plan.releases]
         for start in plan.starts:
-            source = "swapped in" if start.host_block_ids else "cached"
-            found = f"{start.num_computed_tokens} {source} of {len(start.token_ids)} tokens"
+            found = f"{start.num_computed_tokens} of {len(start.token_ids)} tokens cached"
+            found += f", {len(start.host_block_ids)} blocks of them loaded" if start.host_block_ids else ""
             lines.append(f"started: request {start.request_id} in slot {start.slot} with {found}")
         for chunk in plan.prefills:
             lines.append(f"prefill: {owner(chunk.slot)}, tokens {chunk.start} to {chunk.start + chunk.length - 1}")

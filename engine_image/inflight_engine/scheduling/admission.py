@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from inflight_engine.cache.block_pool import BlockIds
+from inflight_engine.cache.offload import Offload
 from inflight_engine.request import Request, RequestState
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.plan import PrefillChunk, SlotStart
-from inflight_engine.scheduling.preemption import Preemptor
 from inflight_engine.scheduling.queues import WaitingQueues
 from inflight_engine.scheduling.running import Running, all_tokens
 
@@ -63,10 +63,11 @@ class Admission:
             until others have grown.
         last_change: `now` of the last `schedule` at which time made a difference to what may start.
             Calls with any later `now` before the next such one decide as calls with this one would.
-        prefix_queries, prefix_hits: prompt tokens of admitted requests, and how many of them were in the prefix cache.
+        prefix_queries, prefix_hits: prompt tokens of admitted requests, and how many of them were in the prefix cache
+            or the tier behind it.
     """
 
-    def __init__(self, config: SchedulerConfig, queues: WaitingQueues, running: Running, preemptor: Preemptor) -> None:
+    def __init__(self, config: SchedulerConfig, queues: WaitingQueues, running: Running, offload: Offload) -> None:
         self.headroom_blocks = int(config.kv_headroom * config.num_blocks)
         self.blocked: list[Request] = []
         self.pass_at = NEVER
@@ -78,7 +79,7 @@ class Admission:
         self._prefix_caching = config.prefix_caching
         self._queues = queues
         self._running = running
-        self._preemptor = preemptor
+        self._offload = offload
 
     def head_moved(self, now: float) -> bool:
         """Tell whether another request than those that do not fit has come to be next."""
@@ -115,6 +116,7 @@ class Admission:
             starts.append(start)
             chunks.append(running.plan_chunk(start.slot, budget))
             budget -= chunks[-1].length
+        self._offload.release()
         return starts, chunks
 
     def _start_next(self, now: float) -> SlotStart | None:
@@ -189,9 +191,9 @@ class Admission:
     def _fit(self, request: Request) -> tuple[BlockIds, int] | None:
         """Return the cached blocks that a waiting request shares, and how many new ones it needs; None: these do not
         fit now."""
-        pool, num_tokens, swapped = self._running.pool, request.num_tokens, request.state is RequestState.SWAPPED
+        pool, num_tokens = self._running.pool, request.num_tokens
         # At least one token has to be computed, for its logits.
-        hashes = [] if swapped else request.block_hashes[: (num_tokens - 1) // pool.block_size]
+        hashes = request.block_hashes[: (num_tokens - 1) // pool.block_size]
         shared = pool.match(hashes) if hashes else _NO_BLOCKS
         num_new = pool.blocks_for(num_tokens) - len(shared)
         num_taken = num_new + (pool.num_unowned(shared) if len(shared) else 0)
@@ -199,25 +201,27 @@ class Admission:
         return (shared, num_new) if num_taken + headroom <= pool.num_free else None
 
     def _start(self, request: Request, fit: tuple[BlockIds, int]) -> SlotStart:
-        """Move a waiting request to a slot."""
-        pool, num_tokens, swapped = self._running.pool, request.num_tokens, request.state is RequestState.SWAPPED
+        """Move a waiting request to a slot. What follows on its cached blocks is loaded where the tier has it."""
+        pool, num_tokens = self._running.pool, request.num_tokens
         shared, num_new = fit
+        computed = len(shared) * pool.block_size
+        loaded = self._offload.load(request.block_hashes[len(shared) : (num_tokens - 1) // pool.block_size], computed)
+        computed += len(loaded) * pool.block_size
         if len(shared):
             pool.share(shared)
             block_ids = np.concatenate([shared, pool.allocate(num_new)])
         else:
             block_ids = pool.allocate(num_new)
-        computed = request.num_computed_tokens if swapped else len(shared) * pool.block_size
         if self._prefix_caching and request.state is RequestState.WAITING:
             self.prefix_queries += request.num_prompt_tokens
             self.prefix_hits += computed
-        host_block_ids = request.host_block_ids
         clock = self._running.decodes.clock
         self._refusals.pop(request, None)
         self._queues.take(request)
         self._queues.admitted(request, num_tokens - computed, clock)
-        self._preemptor.free_host_blocks(request)
         self._running.start(request, block_ids, computed, len(shared))
+        if len(loaded):
+            self._running.registered += self._running.register(request, request.slot, computed)
         request.state = RequestState.RUNNING
         return SlotStart(
             slot=request.slot,
@@ -227,7 +231,7 @@ class Admission:
             num_computed_tokens=computed,
             sampling=request.sampling,
             block_ids=block_ids,
-            host_block_ids=host_block_ids,
+            host_block_ids=tuple(loaded.tolist()),
         )
 
     def _pass_time(self, now: float) -> bool:

@@ -28,7 +28,7 @@ class ClassQueue:
         return len(self.policy) + len(self._resumed)
 
     def push(self, request: Request, clock: int) -> None:
-        """Take in a request: a new one, or one that is PREEMPTED or SWAPPED."""
+        """Take in a request: a new one, or one that is PREEMPTED."""
         if request.state is RequestState.WAITING or self.policy.orders_by_priority:
             self.policy.push(request, clock)
         else:

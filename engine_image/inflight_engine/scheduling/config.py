@@ -16,7 +16,7 @@ class SchedulerConfig(SchedulingSettings):
         capacity: highest live limits; the slot table has `capacity.max_num_seqs` rows.
         num_blocks, block_size: size of the KV cache, and of a block in tokens.
         max_model_len: longest request, prompt plus output, in tokens.
-        num_host_blocks: blocks of host memory for swapped requests; 0: none.
+        num_host_blocks: blocks of host memory behind the KV cache; 0: none.
     """
 
     capacity: Limits
@@ -24,3 +24,8 @@ class SchedulerConfig(SchedulingSettings):
     block_size: int
     max_model_len: int
     num_host_blocks: int = 0
+
+    @property
+    def has_tier(self) -> bool:
+        """Blocks that the prefix cache evicts go to host memory."""
+        return self.num_host_blocks > 0 and self.keeps_evicted

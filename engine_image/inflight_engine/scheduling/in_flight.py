@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 
+from inflight_engine.cache.offload import Offload
 from inflight_engine.request import TokenIds
 from inflight_engine.scheduling.plan import PrefillChunk, StepPlan
 from inflight_engine.scheduling.running import Running
@@ -23,10 +24,11 @@ class PlansInFlight:
         counted: the plan that is counted without its tokens: what is planned now is planned ahead of them.
     """
 
-    def __init__(self, running: Running) -> None:
+    def __init__(self, running: Running, offload: Offload) -> None:
         self.newest: StepPlan | None = None
         self.counted: StepPlan | None = None
         self._running = running
+        self._offload = offload
         self._full: list[int] = []
         """Slots that reach their length with `counted`."""
         self._discarded: dict[int, set[int]] = {}
@@ -67,6 +69,7 @@ class PlansInFlight:
             self._discarded.pop(plan.step, None)
         if self._registered:
             self._registered.pop(plan.step, None)
+        self._offload.take_in(plan.step)
         if plan.prefills:
             num_decodes = len(plan.decode_slots)
             decodes.fill(token_ids[:num_decodes])
@@ -110,7 +113,7 @@ class PlansInFlight:
             for plan in self._plans()
             for start in plan.starts
             if start.slot not in self.discarded(plan)
-            and not lost.isdisjoint(start.block_ids[: start.num_cached_tokens // block_size].tolist())
+            and not lost.isdisjoint(start.block_ids[: start.num_computed_tokens // block_size].tolist())
         ]
 
     def discard(self, slot: int) -> None:
@@ -124,10 +127,12 @@ class PlansInFlight:
         return self._discarded.get(plan.step, _NO_SLOTS)
 
     def _forget_blocks(self) -> set[int]:
-        """Unregister the blocks that plans in flight made findable; returns them."""
+        """Unregister the blocks that plans in flight made findable, and forget what they copy out; returns these
+        blocks."""
         blocks = {block for registered in self._registered.values() for block in registered}
         self._running.pool.unregister(sorted(blocks))
         self._registered.clear()
+        self._offload.forget()
         return blocks
 
     def _plans(self) -> list[StepPlan]:

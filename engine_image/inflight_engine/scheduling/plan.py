@@ -12,27 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from inflight_engine.cache.block_pool import BlockIds
+from inflight_engine.cache.tiers import Stores
 from inflight_engine.request import SamplingParams, TokenIds
 
 Slots = npt.NDArray[np.intp]
 
 
 class Preemption(msgspec.Struct, frozen=True, eq=False):
-    """A running request loses its slot and blocks. The slot is also in the plan's `releases`.
-
-    Attributes:
-        block_ids: int32: the device blocks to copy out, in table order; empty when its tokens are recomputed instead.
-        host_block_ids: where they go, of equal length.
-    """
+    """A running request loses its slot and blocks. The slot is also in the plan's `releases`."""
 
     slot: int
     request_id: int
-    block_ids: BlockIds
-    host_block_ids: tuple[int, ...]
-
-    @property
-    def swapped(self) -> bool:
-        return bool(self.host_block_ids)
 
 
 class SlotStart(msgspec.Struct, frozen=True, eq=False):
@@ -42,10 +32,10 @@ class SlotStart(msgspec.Struct, frozen=True, eq=False):
         token_ids: int32 [num_tokens]: the prompt, then whatever was generated before a preemption.
         num_prompt_tokens: how many of them are the prompt.
         num_computed_tokens: how many of them have their keys and values in `block_ids` already (a prefix hit), or will
-            have once `host_block_ids` are copied back. Always less than num_tokens.
+            have once `host_block_ids` are copied in. Always less than num_tokens, and whole blocks.
         block_ids: int32: the slot's block table, enough for all of `token_ids`.
-        host_block_ids: blocks in host memory to copy to the first of `block_ids`, one to one, before the step is
-            computed; empty unless the request was swapped out.
+        host_block_ids: blocks in host memory to copy in, one to one, before the step is computed: to the last of
+            those of `block_ids` that hold the computed tokens.
     """
 
     slot: int
@@ -57,10 +47,10 @@ class SlotStart(msgspec.Struct, frozen=True, eq=False):
     block_ids: BlockIds
     host_block_ids: tuple[int, ...]
 
-    @property
-    def num_cached_tokens(self) -> int:
-        """Found in the prefix cache."""
-        return 0 if self.host_block_ids else self.num_computed_tokens
+    def loaded(self, block_size: int) -> BlockIds:
+        """Return the blocks that `host_block_ids` are copied to."""
+        end = self.num_computed_tokens // block_size
+        return self.block_ids[end - len(self.host_block_ids) : end]
 
 
 class BlockGrowth(msgspec.Struct, frozen=True, eq=False):
@@ -87,8 +77,8 @@ class PrefillChunk(msgspec.Struct, frozen=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True, eq=False):
-    """Plan of an iteration. Apply in this order: copies out of `preemptions`, `releases`, `starts` with their copies
-    in, `extensions`, `growth`, then compute.
+    """Plan of an iteration. Apply in this order: `stores`, `releases`, `starts` with their copies in,
+    `extensions`, `growth`, then compute.
 
     Attributes:
         step: 0, 1, 2, ...
@@ -103,6 +93,7 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
         num_tokens: tokens computed in the step, decodes plus chunk lengths; at most `max_num_batched_tokens`.
         extensions: slots that go on with the same request, which has more tokens than it sampled: those that its
             grammar forces. The first chunk of them is in the plan. They are applied as `starts`.
+        stores: copies of what the plan's blocks held before; None: none.
 
     The runner returns int32 [num_decodes + number of sampling chunks]: one token for each decode slot in order, then
     one for each sampling chunk in order.
@@ -117,6 +108,7 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
     decode_slots: Slots
     num_tokens: int
     extensions: tuple[SlotStart, ...] = ()
+    stores: Stores | None = None
 
     @property
     def all_starts(self) -> tuple[SlotStart, ...]:

@@ -1,4 +1,4 @@
-"""Preemption: which request gives way when KV blocks run out, and where its keys and values go.
+"""Preemption: which request gives way when KV blocks run out.
 
 A new rule is a function here and a line in `VICTIMS`. The oldest running request is never offered to it, whatever its
 class and priority. So every request ends that is admitted: once all older ones have ended it is the oldest, and nothing
@@ -13,8 +13,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from inflight_engine.cache.block_pool import BlockPool
-from inflight_engine.cache.swap import SwapRates, swapping_is_cheaper
 from inflight_engine.request import Request, RequestState
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.plan import Preemption
@@ -69,51 +67,31 @@ class Preemptor:
 
     Attributes:
         rule: chooses among the candidates.
-        rates: what `preemption: auto` compares; while unknown it recomputes.
-        host_pool: blocks of host memory for swapped requests; None: no swap space.
         preempted: the preemptions of the step that is planned.
-        num_preemptions, num_swaps: since start; a swap is a preemption whose keys and values went to host memory.
+        num_preemptions: since start.
     """
 
     def __init__(self, config: SchedulerConfig, queues: WaitingQueues, running: Running) -> None:
         self.rule = VICTIMS[config.preemption_victim]
-        self.rates: SwapRates | None = None
-        self.host_pool = BlockPool(config.num_host_blocks, config.block_size) if config.num_host_blocks else None
         self.preempted: list[Preemption] = []
-        self.num_preemptions = self.num_swaps = 0
-        self._mode = config.preemption
+        self.num_preemptions = 0
         self._queues = queues
         self._running = running
 
-    @property
-    def num_swapped_blocks(self) -> int:
-        """Blocks of host memory that hold swapped requests."""
-        return 0 if self.host_pool is None else self.host_pool.num_blocks - self.host_pool.num_free
-
     def preempt(self) -> None:
-        """Take the victim's slot and blocks away; its tokens are kept, and their keys and values where that pays."""
+        """Take the victim's slot and blocks away; its tokens are kept. Its full blocks can be found as those of a
+        request that ended."""
         request = self._victim()
-        slot = request.slot
-        blocks, computed = self._running.leave(request)
-        host_block_ids = self._host_blocks_for(computed)
-        self.preempted.append(Preemption(slot, request.request_id, blocks[: len(host_block_ids)], host_block_ids))
-        if host_block_ids:
-            request.host_block_ids, request.num_computed_tokens = host_block_ids, computed
-            self.num_swaps += 1
-        self.put_back(request, RequestState.SWAPPED if host_block_ids else RequestState.PREEMPTED)
+        self.preempted.append(Preemption(request.slot, request.request_id))
+        self._running.leave(request)
+        self.put_back(request)
 
-    def put_back(self, request: Request, state: RequestState) -> None:
+    def put_back(self, request: Request) -> None:
         """Queue a request that has lost its slot."""
-        request.state = state
+        request.state = RequestState.PREEMPTED
         request.num_preemptions += 1
         self.num_preemptions += 1
         self._queues.push(request, self._running.decodes.clock)
-
-    def free_host_blocks(self, request: Request) -> None:
-        """Free the host memory of a request that has left the queues."""
-        if self.host_pool is not None and request.host_block_ids:
-            self.host_pool.free(request.host_block_ids)
-        request.host_block_ids, request.num_computed_tokens = (), 0
 
     def _victim(self) -> Request:
         """Choose, of the lowest standing, and of these of the tenant that holds the most blocks, the request that the
@@ -128,13 +106,3 @@ class Preemptor:
             ]
         index = self.rule(table.order[candidates], table.num_tokens[candidates], table.num_preemptions[candidates])
         return table.request(int(candidates[index]))
-
-    def _host_blocks_for(self, num_computed: int) -> tuple[int, ...]:
-        """Allocate host memory to swap a request to; empty: recompute it."""
-        pool = self.host_pool
-        if pool is None or self._mode == "recompute":
-            return ()
-        if self._mode == "auto" and (self.rates is None or not swapping_is_cheaper(num_computed, self.rates)):
-            return ()
-        count = pool.blocks_for(num_computed)
-        return tuple(pool.allocate(count).tolist()) if count <= pool.num_free else ()

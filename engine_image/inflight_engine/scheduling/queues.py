@@ -76,7 +76,7 @@ class WaitingQueues:
                 self._counters.set_unit(name, unit, clock)
 
     def push(self, request: Request, clock: int) -> None:
-        """Take in a request: a new one, or one that is PREEMPTED (a continued one too) or SWAPPED.
+        """Take in a request: a new one, or one that is PREEMPTED (a continued one too).
 
         Raises:
             ValueError: its class does not exist.
@@ -88,7 +88,7 @@ class WaitingQueues:
         if self._counters is not None and len(queue) == 0:
             self._counters.start_waiting(name, self._ranks[name], clock)
         queue.push(request, clock)
-        self.num_tokens += request.num_tokens - request.num_computed_tokens
+        self.num_tokens += request.num_tokens
         self._size += 1
 
     def weight_ratio(self, service_class: str, other: str) -> float:
@@ -199,7 +199,7 @@ class WaitingQueues:
         return None if name is None else self.by_class[name]
 
     def _left(self, request: Request, queue: ClassQueue) -> None:
-        self.num_tokens -= request.num_tokens - request.num_computed_tokens
+        self.num_tokens -= request.num_tokens
         self._size -= 1
         if self._counters is not None and len(queue) == 0:
             self._counters.stop_waiting(request.scheduling.service_class)

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 
 from inflight_engine.cache.block_pool import BlockPool
+from inflight_engine.cache.offload import Offload
+from inflight_engine.cache.tiers import HostTier
 from inflight_engine.request import FinishReason, ForcedRun, Request, RequestState, TokenIds
 from inflight_engine.scheduling.admission import Admission
 from inflight_engine.scheduling.budget import fit_decodes, plan_prefills, runs_out
@@ -37,9 +39,9 @@ class Scheduler:
     who reaches its length is not planned again, though it keeps slot and blocks until `update`. A stop token shows
     when its request is in the next plan already: the extra token is discarded (`discarded_slots`).
 
-    A plan made ahead pauses and preempts no request: the victim's last token would be unknown when it is queued,
-    swapped out and counted. Where blocks or budget run out `schedule` returns None and decides after
-    `update`, which costs one step without overlap, next to the recomputing or copying that follows.
+    A plan made ahead pauses and preempts no request: the victim's last token would be unknown when it is queued.
+    Where blocks or budget run out `schedule` returns None and decides after `update`, which costs one step without
+    overlap, next to the recomputing that follows.
 
     Slots and blocks that `update` frees may be in the step in flight still. Steps are computed in the order of their
     plans, copies included, so what a later plan puts there comes after what that step writes. What it writes to a block
@@ -62,6 +64,7 @@ class Scheduler:
         in_flight: plans whose tokens are not taken in yet.
         admission, preemptor: give slots to requests and take them away.
         deadlines: predicts until when a new request must start.
+        offload: what leaves the device's blocks and comes back to them.
         num_steps: planned so far: the number of the next one.
         num_forced_tokens: tokens that requests got without sampling them.
         changed: something other than growth may have to be decided.
@@ -81,10 +84,17 @@ class Scheduler:
         self.config = config
         self.queues = WaitingQueues(config)
         self.running = Running(pool, table, decodes, self.queues, prefix_caching=config.prefix_caching)
-        self.in_flight = PlansInFlight(self.running)
-        self.preemptor = Preemptor(config, self.queues, self.running)
-        self.admission = Admission(config, self.queues, self.running, self.preemptor)
         self.deadlines = Deadlines(config, pool)
+        self.offload = Offload(
+            HostTier(config.num_host_blocks, config.block_size, pool.events) if config.has_tier else None,
+            pool,
+            longest=self._longest,
+            always=config.preemption == "swap",
+            cost=lambda: self.deadlines.cost,
+        )
+        self.in_flight = PlansInFlight(self.running, self.offload)
+        self.preemptor = Preemptor(config, self.queues, self.running)
+        self.admission = Admission(config, self.queues, self.running, self.offload)
         self.num_steps = self.num_forced_tokens = 0
         self.changed = False
         self._limits = config.capacity
@@ -114,7 +124,8 @@ class Scheduler:
             growth = decodes.grow(growing, pool.allocate(len(growing)))
         step = self.num_steps
         self.num_steps = step + 1
-        plan = in_flight.newest = StepPlan(step, (), (), (), growth, (), decodes.slots, len(decodes.slots))
+        slots, stores = decodes.slots, None if growth is None else self.offload.plan(step)
+        plan = in_flight.newest = StepPlan(step, (), (), (), growth, (), slots, len(slots), stores=stores)
         return plan
 
     def _decide(self, now: float) -> StepPlan | None:
@@ -148,6 +159,7 @@ class Scheduler:
             decode_slots=decode_slots,
             num_tokens=len(decode_slots) + sum(chunk.length for chunk in chunks),
             extensions=running.plan_extensions(chunks),
+            stores=self.offload.plan(self.num_steps),
         )
         self.in_flight.add(plan, running.registered)
         self.num_steps += 1
@@ -284,7 +296,6 @@ class Scheduler:
         else:
             self.queues.remove(request)
             self.admission.forget(request)
-            self.preemptor.free_host_blocks(request)
         request.state, request.finish_reason = RequestState.FINISHED, reason
         del self._requests[request.request_id]
         self.changed = True
@@ -293,10 +304,10 @@ class Scheduler:
         """Drop a plan in flight, and one that was made after it: they give no tokens and are not to be taken in.
 
         Returns:
-            The requests whose keys and values the plan computes or copies, in the order of its tokens, then those that
-            it swaps out: they may be missing, so the caller has to end these requests before anything else. Those that
-            only the later plan computes have lost no more than that: they are queued to be computed from the start.
-            Empty where the plan was dropped with an earlier one.
+            The requests whose keys and values the plan computes or copies, in the order of its tokens: they may be
+            missing, so the caller has to end these requests before anything else. Those that only the later plan
+            computes have lost no more than that: they are queued to be computed from the start. Empty where the plan
+            was dropped with an earlier one.
         """
         dropped = self.in_flight.drop(plan)
         if not dropped:
@@ -323,19 +334,29 @@ class Scheduler:
             self._recompute([table.request(slot) for slot in self.in_flight.misled()])
         return failed
 
+    def fail_loads(self, plan: StepPlan, slots: Sequence[int]) -> None:
+        """Queue the requests in these slots of a plan in flight, the older one of two, to be computed anew: what was
+        copied in for them is not what was stored. Those that found blocks which plans in flight were to fill go with
+        them. Call it before the plan's `update`."""
+        table = self.running.table
+        for start in plan.starts:
+            if start.slot in slots:
+                self.offload.fail(start.host_block_ids)
+        lost = dict.fromkeys(slot for slot in slots if slot not in self.discarded_slots(plan))
+        lost |= dict.fromkeys(self.in_flight.misled())
+        self._recompute([table.request(slot) for slot in lost])
+
     def _recompute(self, requests: Sequence[Request]) -> None:
         """Take slot and blocks away from requests that plans in flight compute in vain."""
         self.changed = True
         for request in requests:
             self.in_flight.discard(request.slot)
             self.running.leave(request)
-            self.preemptor.put_back(request, RequestState.PREEMPTED)
+            self.preemptor.put_back(request)
 
     def _requests_in(self, plan: StepPlan, discarded: Set[int]) -> list[Request]:
         slots = [*plan.decode_slots.tolist(), *(chunk.slot for chunk in plan.prefills)]
-        swapped_out = [self._requests.get(each.request_id) for each in plan.preemptions if each.swapped]
-        in_slots = [self.running.table.request(slot) for slot in slots if slot not in discarded]
-        return in_slots + [request for request in swapped_out if request is not None]
+        return [self.running.table.request(slot) for slot in slots if slot not in discarded]
 
     def discarded_slots(self, plan: StepPlan) -> Set[int]:
         """Return the slots of a plan in flight whose requests finished since it was made: its tokens for them are
@@ -394,5 +415,5 @@ class Scheduler:
         return self.running.pool.usage
 
     def is_cached(self, block_hash: bytes) -> bool:
-        """Return whether the prefix cache can find a block with this content now."""
-        return len(self.running.pool.match([block_hash])) > 0
+        """Return whether the prefix cache, or the tier behind it, can find a block with this content now."""
+        return len(self.running.pool.match([block_hash])) > 0 or self.offload.has(block_hash)

@@ -10,6 +10,9 @@ from fastapi.exceptions import RequestValidationError
 
 from inflight_contract.errors import ApiError, anthropic_body, bad_request, is_anthropic
 
+_MAX_NAME = 128
+"""Characters of a client's field name in a message."""
+
 _Responses: TypeAlias = dict[int | str, dict[str, Any]]
 
 
@@ -57,7 +60,7 @@ def _param(location: Sequence[str | int], body: Any, *, missing: bool) -> str:
             body = body[part]
         else:
             continue
-        path.append(str(part))
+        path.append(str(part)[:_MAX_NAME])
     return ".".join(path)
 
 

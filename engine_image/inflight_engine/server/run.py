@@ -82,6 +82,8 @@ async def _serve(
 ) -> str | None:
     service, responses = Service(config), OpenResponses()
     service.session.kv_events = kv_events
+    if kv_events is not None:
+        service.metrics.dropped_events = lambda: kv_events.num_dropped
     if traces is not None:
         service.spans = traces.spans(config.served_model_name)
         service.metrics.spans = traces.counts

@@ -8,6 +8,7 @@ two questions decide: does every wanted field have its value, and does every fie
 from __future__ import annotations
 
 import json
+from sys import intern
 from typing import Any
 
 from inflight_base.manifest.names import FIELD_MANAGER
@@ -46,10 +47,10 @@ def _owned_fields(live: dict[str, Any]) -> dict[str, Any] | None:
 
 def packed_fields(entry: dict[str, Any]) -> dict[str, Any]:
     """Returns an entry of `metadata.managedFields` with its tree of fields as text, which takes a fraction of the
-    memory and which `needs_apply` reads as well."""
+    memory, is one object for all services alike, and which `needs_apply` reads as well."""
     fields = entry.get("fieldsV1", {})
     packed = fields if isinstance(fields, str) else json.dumps(fields, separators=(",", ":"))
-    return {**entry, "fieldsV1": packed}
+    return {**entry, "fieldsV1": intern(packed)}
 
 
 def _holds(wanted: Any, live: Any, *, quantities: bool = False) -> bool:

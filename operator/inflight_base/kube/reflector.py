@@ -13,6 +13,7 @@ import logging
 import random
 from collections.abc import Callable
 from contextlib import aclosing
+from sys import intern
 
 from inflight_base.kube.changes import Changes, HistoryError
 from inflight_base.kube.client import KubeApi
@@ -181,4 +182,4 @@ class Reflector:
 
 
 def _key(manifest: Manifest) -> ObjectKey:
-    return ObjectKey(manifest["metadata"]["namespace"], manifest["metadata"]["name"])
+    return ObjectKey(intern(manifest["metadata"]["namespace"]), intern(manifest["metadata"]["name"]))

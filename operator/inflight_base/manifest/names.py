@@ -66,6 +66,9 @@ ADMIN_PORT_NAME = "admin"
 GRPC_PORT_NAME = "grpc"
 """Name of the port of vLLM's gRPC API, in pods and Services of engines that have it."""
 
+KV_EVENTS_PORT_NAME, KV_REPLAY_PORT_NAME = "kv-events", "kv-replay"
+"""Names of the ports of KV cache events, and of past ones, in pods of engines that publish them."""
+
 METRICS_PORT_NAME = "metrics"
 """Name of the port of the metrics page, in pods whose engine of type custom has a port of its own for it."""
 
@@ -75,6 +78,9 @@ ENGINE_PORT = 8000
 ADMIN_PORT = 8001
 
 GRPC_PORT = 50051
+
+KV_EVENTS_PORT, KV_REPLAY_PORT = 5557, 5558
+"""Ports of KV cache events, and of past ones, by vLLM's convention."""
 
 GATEWAY_HTTP_PORT = 8080
 """Port of the OpenAI API of all services in a gateway pod, where its Service does not say."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -17,8 +18,9 @@ class Turns(Generic[T]):
     def __init__(self) -> None:
         self._groups: OrderedDict[str, deque[T]] = OrderedDict()
 
-    def __bool__(self) -> bool:
-        return bool(self._groups)
+    def __len__(self) -> int:
+        """The number of groups."""
+        return len(self._groups)
 
     def add(self, group: str, item: T) -> None:
         self._groups.setdefault(group, deque()).append(item)
@@ -34,17 +36,19 @@ class Turns(Generic[T]):
 
 
 class Places:
-    """Places for work that may stall. Groups take turns for them, and a holder of more than `kept_s` seconds loses its
-    place to one that waits: with n groups that wait, each gets a place within n / `count` * `kept_s` seconds or so.
+    """Places for work that may stall. Groups take turns for them, and a holder loses its place to one that waits after
+    a while: the sooner, the more groups wait.
 
     Args:
         count: number of places.
-        kept_s: seconds for which a place is held at least.
+        kept_s: seconds for which a place is held at least, if few groups wait.
+        within_s: seconds within which each group gets a place, however many wait.
     """
 
-    def __init__(self, count: int, kept_s: float) -> None:
+    def __init__(self, count: int, kept_s: float, within_s: float = math.inf) -> None:
         self._free = count
         self._kept_s = kept_s
+        self._shared_s = within_s * count
         self._waiting: Turns[asyncio.Future[None]] = Turns()
         self._num_waiting = 0
         self._held: dict[Callable[[], None], float] = {}
@@ -97,9 +101,13 @@ class Places:
         loop = asyncio.get_running_loop()
         while self._held and self._num_waiting > self._num_ending:
             end, since = next(iter(self._held.items()))
-            if loop.time() < since + self._kept_s:
+            over = since + min(self._kept_s, self._shared_s / max(1, len(self._waiting)))
+            if loop.time() < over:
+                if self._timer is not None and over < self._timer.when():
+                    self._timer.cancel()
+                    self._timer = None
                 if self._timer is None:
-                    self._timer = loop.call_at(since + self._kept_s, self._time_is_over)
+                    self._timer = loop.call_at(over, self._time_is_over)
                 return
             del self._held[end]
             self._num_ending += 1

@@ -9,6 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 from typing import Generic, TypeVar
 from zlib import crc32
@@ -29,7 +30,8 @@ MAX_ERROR = 200
 
 _SMALL_PAGE, _LARGE_AT_ONCE, _PLACE_SECONDS = 2**17, 64, 0.25
 """Bytes of a page from which it is read on only together with so many others, and the seconds after which one of these
-gives way to another: hostile engines must not fill the memory, nor keep the pages of others from being read."""
+gives way to another, sooner if many services wait: hostile engines must not fill the memory, nor keep the pages of
+others from being read."""
 
 _RETRIES = 2
 """Failures in a row after which a scrape is tried again soon."""
@@ -83,8 +85,8 @@ class Scraper(ABC, Generic[E]):
 
     An engine is scraped when it is added, then at its own offset in each interval. After consecutive failures it is
     scraped less often, at least once in `max_back_off` intervals. A connection to each is kept from scrape to scrape.
-    Where scrapes wait for others to end, the groups of their engines take turns. Single-threaded: everything happens in
-    the event loop.
+    Where scrapes wait for others to end, the groups of their engines take turns, and engines whose last scrape failed
+    have half of the places at most. Single-threaded: everything happens in the event loop.
 
     Args:
         agent: `User-Agent` of the requests.
@@ -133,7 +135,9 @@ class Scraper(ABC, Generic[E]):
         self._num_engines = 0
         self._num_running = 0
         self._due: Turns[E] = Turns()
-        self._large = Places(_LARGE_AT_ONCE, _PLACE_SECONDS)
+        self._failing: Turns[E] = Turns()
+        self._num_failing = 0
+        self._large = Places(_LARGE_AT_ONCE, _PLACE_SECONDS, timeout / 2)
 
     @abstractmethod
     def scraped(self, engine: E, body: bytes, began: float) -> None:
@@ -153,8 +157,7 @@ class Scraper(ABC, Generic[E]):
         if delay > 0:
             engine.pending = asyncio.get_running_loop().call_later(delay, self._fall_due, engine)
         else:
-            self._due.add(engine.group, engine)
-            self._start()
+            self._fall_due(engine)
 
     def drop(self, engine: E) -> None:
         """Stops scraping the engine; a scrape in flight has no result."""
@@ -168,20 +171,26 @@ class Scraper(ABC, Generic[E]):
         self._pool.close()
 
     def _start(self) -> None:
-        while self._due and self._num_running < self._concurrency:
-            engine = self._due.next()
+        while self._num_running < self._concurrency:
+            failing = len(self._failing) > 0 and self._num_failing < (self._concurrency + 1) // 2
+            due = self._failing if failing else self._due
+            if not due:
+                return
+            engine = due.next()
             if engine.kept:
                 self._num_running += 1
+                self._num_failing += failing
                 engine.pending = task = asyncio.create_task(self._scrape(engine), name=f"scrape {engine.key}")
-                task.add_done_callback(self._ended)
+                task.add_done_callback(partial(self._ended, failing))
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, failing: bool, task: asyncio.Task[None]) -> None:
         self._num_running -= 1
+        self._num_failing -= failing
         self._start()
 
     def _fall_due(self, engine: E) -> None:
         engine.pending = None
-        self._due.add(engine.group, engine)
+        (self._failing if engine.failures else self._due).add(engine.group, engine)
         self._start()
 
     def _wait(self, engine: E, now: float) -> float:
@@ -287,9 +296,7 @@ class _Page:
 
     def give_way(self) -> None:
         """Ends the call: others wait for the place of this page."""
-        self._fail(
-            PageError(f"{len(self.body)} bytes came, and no more within {_PLACE_SECONDS:g} s, while others waited")
-        )
+        self._fail(PageError(f"{len(self.body)} bytes came before it was another's turn"))
 
     def _send(self, *, fresh: bool) -> None:
         self._call = call = self._pool.call(self._address, self, fresh=fresh)
@@ -308,11 +315,13 @@ class _Page:
     # Called by the connection.
 
     def head(self, status: int, headers: Headers) -> None:
-        encoding = find(headers, b"content-encoding")
+        encoding, length = find(headers, b"content-encoding"), int(find(headers, b"content-length") or 0)
         if status != 200:
             self._fail(PageError(f"HTTP {status}"))
         elif encoding is not None and encoding.lower() != b"identity":
             self._fail(PageError(f"Content-Encoding {encoding.decode('latin-1')[:40]!r} was not asked for"))
+        elif length > MAX_BODY:
+            self._fail(PageError(f"{length} bytes, more than {MAX_BODY}"))
 
     def data(self, data: bytes) -> None:
         if not self.body:

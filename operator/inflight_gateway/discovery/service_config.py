@@ -7,9 +7,11 @@ from typing import Any
 from inflight_base.manifest.engines import engine_type
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.lenient import Part
+from inflight_base.manifest.names import KV_EVENTS_PORT, KV_REPLAY_PORT
 from inflight_gateway.types import (
     DEFAULT_TTFT_S,
     HoldBounds,
+    KvEventPorts,
     RateLimits,
     ScoreWeights,
     ServiceClass,
@@ -65,6 +67,7 @@ def read_service(manifest: dict[str, Any], *, leaving: bool = False) -> tuple[Se
         tenants=_tenants(gateway),
         default_limits=_limits(gateway.part("defaultLimits")),
         inference_pool=gateway.part("inferencePool").flag("enabled", False),
+        kv_events=KvEventPorts(KV_EVENTS_PORT, KV_REPLAY_PORT) if engine.flag("kvEvents", False) else None,
     )
     return config, tuple(notes)
 

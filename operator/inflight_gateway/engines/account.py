@@ -31,6 +31,7 @@ class Sent:
         tokens: prompt tokens that the engine has to compute.
         prompt_tokens, prefix, block_tokens, choices: see `RequestView`.
         answer: its answer under way, of each choice.
+        awaited: its prompt is in the index as on its way.
     """
 
     service: ServiceKey
@@ -42,6 +43,7 @@ class Sent:
     block_tokens: int
     answer: Answer
     choices: int = 1
+    awaited: bool = False
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@ sample cannot include."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Collection, Sequence
 from heapq import nsmallest
 from typing import NamedTuple
@@ -10,12 +11,21 @@ from typing import NamedTuple
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.engines.account import Account, Sent
 from inflight_gateway.engines.fleet import MOST_BY_PREFIX, MOST_RANKED, Fleet
+from inflight_gateway.pick.blocks import ReplicaBlocks
 from inflight_gateway.pick.load import EndpointLoad
 from inflight_gateway.pick.prefix_index import DEFAULT_BLOCKS, IndexMemory, PrefixIndex
 from inflight_gateway.pick.ranking import Ranking
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.timers import Timers
-from inflight_gateway.types import Endpoint, EngineSample, Pick, RequestView, ServiceConfig
+from inflight_gateway.types import (
+    NAME_BYTES,
+    Endpoint,
+    EngineSample,
+    Pick,
+    PromptBlocks,
+    RequestView,
+    ServiceConfig,
+)
 
 REFUSAL_S = 1.0
 """Seconds for which other endpoints are preferred to one that refused a request: by then the next scrape says whether
@@ -164,6 +174,7 @@ class Ledger:
         if entry is None:
             return
         self._leave(request_id, entry.address, now)
+        self._settle(entry)
         entry.answer.lengths.leave(entry.answer)
         self._in_flight[entry.service] -= 1
         self.touch(entry.service, now)
@@ -178,6 +189,7 @@ class Ledger:
             return False
         self._account(entry.address, now).take_back(entry.at, entry.tokens, now)
         self._leave(request_id, entry.address, now)
+        self._settle(entry)
         index = self._prefixes.get(entry.service)
         blocks = index.matched([address], entry.prefix)[0] if index and entry.prefix else 0
         entry.address, entry.at, entry.answer.generated = address, now, 0.0
@@ -191,12 +203,51 @@ class Ledger:
         account.arrive(request_id, entry)
         account.place(entry.address, entry.at)
         if entry.prefix:
-            index = self._prefixes.get(entry.service)
-            if index is None:
-                index = self._prefixes[entry.service] = PrefixIndex(self._index_memory)
+            index = self._index(entry.service)
             kv_tokens = account.sample.kv_cache_tokens if account.sample else 0
             blocks = max(1, kv_tokens // max(1, entry.block_tokens)) if kv_tokens else DEFAULT_BLOCKS
             index.add(entry.address, entry.prefix, blocks)
+            entry.awaited = True
+
+    def told(self, request_id: str, blocks: PromptBlocks, now: float) -> None:
+        """Notes the blocks of a prompt that its engine has computed; unknown requests are ignored."""
+        entry = self._sent.get(request_id)
+        if entry is None or not entry.prefix:
+            return
+        names = struct.unpack(f"<{len(blocks.names) // NAME_BYTES}Q", blocks.names)
+        per_key = blocks.tokens / blocks.size * entry.block_tokens / max(1, entry.prompt_tokens)
+        self._index(entry.service).told(entry.address, entry.prefix, names, per_key, entry.at, now)
+        self._settle(entry)
+
+    def publishes(self, service: ServiceKey, address: str, blocks: ReplicaBlocks | None) -> None:
+        """Sets the blocks that the events of an engine tell; None: there are no events any more."""
+        if blocks is not None:
+            self._index(service).publishes(address, blocks)
+        elif service in self._prefixes:
+            self._prefixes[service].publishes(address, None)
+
+    def exact(self, service: ServiceKey, address: str) -> bool:
+        """Returns whether it is known what the prefix cache of an engine holds."""
+        index = self._prefixes.get(service)
+        return index is not None and index.exact(address)
+
+    def block_size(self, service: ServiceKey, address: str) -> int:
+        """Returns the tokens of a block of an engine, by its events; 0: they do not say."""
+        index = self._prefixes.get(service)
+        return 0 if index is None else index.block_size(address)
+
+    def _index(self, service: ServiceKey) -> PrefixIndex:
+        index = self._prefixes.get(service)
+        if index is None:
+            index = self._prefixes[service] = PrefixIndex(self._index_memory)
+        return index
+
+    def _settle(self, entry: Sent) -> None:
+        """Notes that a prompt is not on its way any more."""
+        index = self._prefixes.get(entry.service)
+        if index is not None and entry.awaited:
+            index.settled(entry.address, entry.prefix)
+        entry.awaited = False
 
     def touch(self, service: ServiceKey, now: float) -> None:
         """Notes that a request for the service arrived or ended."""
@@ -218,6 +269,7 @@ class Ledger:
         index = self._prefixes.get(service)
         if index is not None:
             index.forget(address)
+            index.publishes(address, None)
             if not index:
                 index.drop()
                 del self._prefixes[service]

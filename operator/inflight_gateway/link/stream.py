@@ -27,7 +27,7 @@ from inflight_gateway.link.wire import (
     Running,
     from_relay,
 )
-from inflight_gateway.types import Finished, Refusal
+from inflight_gateway.types import Finished, PromptBlocks, Refusal
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +51,8 @@ class Registry(Protocol):
     def moved(self, request_id: str, /) -> None: ...
 
     def answering(self, request_id: str, attempt: int, address: str, refused: Sequence[str], /) -> None: ...
+
+    def told(self, request_id: str, attempt: int, blocks: PromptBlocks, /) -> None: ...
 
     def progress(self, tokens: Sequence[tuple[str, int]], /) -> None: ...
 
@@ -174,6 +176,8 @@ class Stream(asyncio.Protocol):
                     self._reply(Elsewhere(message.id, message.attempt, pod))
             case Answering():
                 registry.answering(message.id, message.attempt, message.address, message.refused)
+                if message.blocks is not None:
+                    registry.told(message.id, message.attempt, message.blocks)
             case Ended():
                 registry.ended(message.report)
             case Left():

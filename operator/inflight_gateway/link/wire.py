@@ -25,7 +25,7 @@ import msgspec
 from inflight_base.manifest.keys import ObjectKey, ServiceKey
 from inflight_gateway.discovery.hosts import Hosts
 from inflight_gateway.request.body import NO_FIELDS, Body
-from inflight_gateway.types import Endpoint, Finished, GatewayPod, Refusal, ServiceConfig
+from inflight_gateway.types import Endpoint, Finished, GatewayPod, PromptBlocks, Refusal, ServiceConfig
 
 MAX_FRAME_BYTES = 32 * 2**20
 """Most bytes of a frame; a longer one ends the stream. Senders split what may grow beyond it."""
@@ -111,12 +111,14 @@ class Released(_Message, frozen=True):
 
 class Answering(_Message, frozen=True):
     """An engine has begun to answer an attempt. Attributes: address: the engine. refused: those that were tried before
-    and refused it. Also sent for an attempt that the relay started alone, after its `Ask`."""
+    and refused it. Also sent for an attempt that the relay started alone, after its `Ask`; and again, with the first
+    token, where the engine tells the blocks of the prompt."""
 
     id: str
     attempt: int
     address: str
     refused: tuple[str, ...] = ()
+    blocks: PromptBlocks | None = None
 
 
 class Progress(_Message, frozen=True):
@@ -159,6 +161,8 @@ class Go(_Message, frozen=True):
     Attributes:
         first_token_within_s: seconds from the head of the answer in which the first token must come.
         headers: for the response: the tenant's limits.
+        block_size: tokens of a block of the first engine, if its KV cache events name blocks as the relay does; 0: they
+            do not, or there are none.
     """
 
     id: str
@@ -166,6 +170,7 @@ class Go(_Message, frozen=True):
     endpoints: tuple[str, ...]
     first_token_within_s: float = 60.0
     headers: Headers = ()
+    block_size: int = 0
 
 
 class Refuse(_Message, frozen=True):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 
+from inflight_gateway.pick.blocks import BlockNames, ReplicaBlocks
+
 WAYS = 8
 _KEY = 0xFFFF_FFFF_FFFF_FFFF
 _PLACE_BITS = 48
@@ -124,8 +126,9 @@ class _Table:
 
 
 class PrefixIndex:
-    """The index of a service. It is approximate, as engines do not report evictions. Each replica's blocks are bounded
-    by its KV cache; the least recently sent are evicted first.
+    """The index of a service. It is exact for replicas whose events describe their prefix caches (`blocks`), and for
+    prompts whose blocks are known; in addition, these hold what is on its way to them. Otherwise it is approximate: the
+    prompts that were sent to a replica are there, bounded by its KV cache; the least recently sent is evicted first.
 
     A look-up takes time in the logarithm of the blocks found, independent of the index size: leading blocks are used
     with every longer prompt and so outlive those behind them; if block n is present, those before it are.
@@ -137,6 +140,10 @@ class PrefixIndex:
     def __init__(self, memory: IndexMemory | None = None) -> None:
         self._part = _Part(memory or IndexMemory())
         self._tables: dict[str, _Table] = {}
+        self._names = BlockNames()
+        self._replicas: dict[str, ReplicaBlocks] = {}
+        self._pending: dict[str, dict[int, int]] = {}
+        """Hashes of the prompts on their way to each replica with events, and how many of the prompts have each."""
         self._found = _Table(FOUND_BLOCKS // WAYS, self._part)
         """Replicas that had a block sent last: the entries are numbers of replicas above hashes of every `STRIDE`-th
         block. What it says is checked in the replica's own table, which alone is exact."""
@@ -145,7 +152,7 @@ class PrefixIndex:
         self._last = 0
 
     def __len__(self) -> int:
-        return len(self._tables)
+        return len(self._tables.keys() | self._replicas.keys())
 
     @property
     def size(self) -> int:
@@ -153,7 +160,7 @@ class PrefixIndex:
         return self._part.taken
 
     def add(self, address: str, prefix: Sequence[int], blocks: int = DEFAULT_BLOCKS) -> None:
-        """Adds the blocks of a prompt that was sent to a replica.
+        """Adds the blocks of a prompt that was sent to a replica; `settled` follows.
 
         Args:
             prefix: hashes of its leading blocks; each covers all text before it, too.
@@ -172,6 +179,10 @@ class PrefixIndex:
         keys = _keys(prefix[:blocks])
         for key in reversed(keys):
             table.add(key)
+        pending = self._pending.get(address)
+        if pending is not None:
+            for key in _keys(prefix):
+                pending[key] = pending.get(key, 0) + 1
         number = self._numbers.get(address)
         if number is not None:
             high = number << _PLACE_BITS
@@ -181,8 +192,76 @@ class PrefixIndex:
     def matched(self, addresses: Iterable[str], prefix: Sequence[int]) -> list[int]:
         """Returns the number of leading blocks of the prompt that each replica should hold."""
         keys = _keys(prefix)
-        tables = self._tables
-        return [0 if (table := tables.get(address)) is None else _matched(table, keys) for address in addresses]
+        tables, replicas = self._tables, self._replicas
+        if not replicas:
+            return [0 if (table := tables.get(address)) is None else _matched(table, keys) for address in addresses]
+        ends = self._names.known(keys)
+        found: list[int] = []
+        for address in addresses:
+            replica, table = replicas.get(address), tables.get(address)
+            if replica is None or not replica.exact:
+                found.append(0 if table is None else _matched(table, keys))
+                continue
+            held = replica.found(ends)
+            if held < len(ends):
+                pending = self._pending[address]
+                while held < len(keys) and keys[held] in pending:
+                    held += 1
+            elif table is not None:
+                held += _matched(table, keys[held:])
+            found.append(held)
+        return found
+
+    def publishes(self, address: str, replica: ReplicaBlocks | None) -> None:
+        """Sets the blocks that the events of a replica tell. None: they tell none any more."""
+        if replica is not None:
+            self._replicas[address], self._pending[address] = replica, {}
+        else:
+            self._replicas.pop(address, None)
+            self._pending.pop(address, None)
+
+    def exact(self, address: str) -> bool:
+        """Returns whether it is known what a replica holds."""
+        replica = self._replicas.get(address)
+        return replica is not None and replica.exact
+
+    def block_size(self, address: str) -> int:
+        """Returns the tokens of a block of a replica, by its events; 0: they do not say."""
+        replica = self._replicas.get(address)
+        return 0 if replica is None else replica.block_size
+
+    def told(
+        self,
+        address: str,
+        prefix: Sequence[int],
+        names: Sequence[int],
+        blocks_per_key: float,
+        sent_at: float,
+        now: float,
+    ) -> None:
+        """Notes the blocks of a prompt that a replica has just computed.
+
+        Args:
+            names: of its full blocks, at least one, as events of the replica have them.
+            blocks_per_key: see `BlockNames.learn`.
+            sent_at: when it was sent there, in seconds.
+        """
+        replica = self._replicas.get(address)
+        if replica is not None:
+            replica.told(names, sent_at, now)
+            self._names.learn(_keys(prefix), names, blocks_per_key, self._replicas.values())
+
+    def settled(self, address: str, prefix: Sequence[int]) -> None:
+        """Notes that a prompt that was added is not on its way to a replica any more: its first token has come, or none
+        will."""
+        pending = self._pending.get(address)
+        if pending is not None:
+            for key in _keys(prefix):
+                count = pending.get(key, 0)
+                if count > 1:
+                    pending[key] = count - 1
+                elif count:
+                    del pending[key]
 
     def longest(self, prefix: Sequence[int], most: int) -> list[str]:
         """Returns up to `most` replicas that should hold the most leading blocks of the prompt, the longest first.

@@ -196,6 +196,7 @@ class Generation:
         continues = self._answer.has_tokens
         self._answer.begin_attempt()
         if self._vllm is not None:
+            self._vllm.block_size = go.block_size
             if continues:
                 self._find_end(self._vllm, go)
             else:
@@ -355,6 +356,9 @@ class Generation:
             except ValueError:
                 self._garbled()
                 return
+            if answer.blocks is not None and answer.advanced:
+                blocks, answer.blocks = answer.blocks, None
+                self._shared.asks.told(self._record.request_id, blocks)
             if ended is not None:
                 self._ended(ended, frame.data, now)
                 return

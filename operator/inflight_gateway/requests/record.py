@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from inflight_gateway.link.wire import Go, Held, Refuse
 from inflight_gateway.tenants.gate import Admitted
-from inflight_gateway.types import RequestView
+from inflight_gateway.types import APPROXIMATE, RequestView
 
 Reply: TypeAlias = Callable[[Held | Go | Refuse], None]
 
@@ -55,6 +55,7 @@ class Request:
         tokens: output tokens so far, as its relay reports about once a second.
         served: output tokens charged to its tenant's counter; None: adopted, and not known yet.
         expected_output: output tokens of all its choices, as expected when it came.
+        index: of the prefix cache of the replica that was picked last: `EXACT` or `APPROXIMATE`.
     """
 
     relay: Hashable
@@ -71,6 +72,7 @@ class Request:
     tokens: int = 0
     served: int | None = 0
     expected_output: int = 0
+    index: str = APPROXIMATE
     phase: Phase = Phase.AWAITING
 
     @property

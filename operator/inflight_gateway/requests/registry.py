@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import NamedTuple
 
+from inflight_base.manifest.engines import VLLM
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.catalog import Catalog, Change
 from inflight_gateway.engines.ledger import Ledger
@@ -18,7 +19,18 @@ from inflight_gateway.requests.view import view
 from inflight_gateway.state.demand import DemandCounters
 from inflight_gateway.telemetry.request_log import RequestLog
 from inflight_gateway.tenants.gate import Gate
-from inflight_gateway.types import Finished, Pick, Refusal, RequestView, ServiceConfig, no_replica, service_deleted
+from inflight_gateway.types import (
+    APPROXIMATE,
+    EXACT,
+    Finished,
+    Pick,
+    PromptBlocks,
+    Refusal,
+    RequestView,
+    ServiceConfig,
+    no_replica,
+    service_deleted,
+)
 
 RETURNS_S = 5.0
 """Seconds in which a relay whose stream broke connects again, if it lives. Without it, its requests are counted then; a
@@ -154,6 +166,13 @@ class Requests:
             self._runs(request, address, now)
         self._after(request, changed=moved)
 
+    def told(self, request_id: str, attempt: int, blocks: PromptBlocks) -> None:
+        """Notes the blocks of a prompt that a replica has computed. What later attempts compute is not the prompt
+        alone."""
+        request = self._attempt(request_id, attempt)
+        if request is not None and attempt == 1:
+            self._ledger.told(request_id, blocks, self._clock())
+
     def progress(self, tokens: Sequence[tuple[str, int]]) -> None:
         """Charges output tokens. Args: tokens: totals over all attempts, by request."""
         for request_id, total in tokens:
@@ -192,7 +211,7 @@ class Requests:
             self._gate.settle(request.view, request.admitted, report)
         elif report.endpoints:
             self._gate.count(report)
-        self._log.ended(report, request.held_s, request.refusal)
+        self._log.ended(report, request.held_s, request.refusal, request.index)
         self._after(request, changed=ran)
 
     def released(self, service: ServiceKey, relay: Hashable) -> None:
@@ -262,7 +281,7 @@ class Requests:
         )
         if admitted is not None:
             self._gate.unreported(admitted, finished)
-        self._log.ended(finished, request.held_s, request.refusal)
+        self._log.ended(finished, request.held_s, request.refusal, request.index)
 
     def status(self, request_id: str, status: int) -> None:
         """Notes the status of a replica's response to a request that nothing reports."""
@@ -387,7 +406,9 @@ class Requests:
         held_s = now - request.since
         request.held_s += held_s
         request.picked.append(pick.endpoints[0].address)
-        self._log.picked(request.view, pick, held_s)
+        exact = self._ledger.exact(request.view.service, pick.endpoints[0].address)
+        request.index = EXACT if exact else APPROXIMATE
+        self._log.picked(request.view, pick, held_s, request.index)
         self._demand.sent(request.view, request.expected_output)
         config = self._catalog.services[request.view.service]
         assert request.admitted is not None
@@ -399,6 +420,7 @@ class Requests:
                 tuple(one.address for one in pick.endpoints[: max(1, config.max_attempts - request.attempt + 1)]),
                 pick.first_token_within_s,
                 request.admitted.headers,
+                self._ledger.block_size(config.key, pick.endpoints[0].address) if config.engine.name == VLLM else 0,
             )
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -52,9 +53,10 @@ class EndpointScraper(Scraper[_Scraped]):
 
     Args:
         interval: seconds between two scrapes of an engine, at least. Each engine has its own offset in it.
+        stale_after: seconds after which a sample is of no use.
     """
 
-    def __init__(self, samples: Samples, interval: float = INTERVAL_SECONDS) -> None:
+    def __init__(self, samples: Samples, interval: float = INTERVAL_SECONDS, *, stale_after: float = math.inf) -> None:
         super().__init__(
             "inflight-gateway",
             READER.query,
@@ -63,6 +65,7 @@ class EndpointScraper(Scraper[_Scraped]):
             concurrency=MAX_AT_ONCE,
             max_per_second=MAX_PER_SECOND,
             large_page=LARGE_PAGE,
+            stale_after=stale_after,
             retry=RETRY_SECONDS * interval / INTERVAL_SECONDS,
         )
         self._samples = samples

@@ -17,7 +17,7 @@ from inflight_gateway.link.ready_pods import ReadyPods
 from inflight_gateway.link.server import RelayLinks
 from inflight_gateway.scrape.samples import Samples
 from inflight_gateway.state.load import ServiceLoad
-from inflight_gateway.types import ENGINES_DIED_CODE, Finished, Pick, RequestView
+from inflight_gateway.types import APPROXIMATE, ENGINES_DIED_CODE, Finished, Pick, RequestView
 
 _Metric = TypeVar("_Metric", Counter, Histogram)
 
@@ -97,11 +97,14 @@ class Metrics:
         )
         self._cached_predicted = counter(
             "inflight_gateway_cached_tokens_predicted",
-            "Prompt tokens that the picked replica's prefix cache should have held; estimated from characters.",
+            "Prompt tokens that the picked replica's prefix cache should have held, estimated from characters; index:"
+            " exact where its KV cache events say what it holds, else approximate.",
+            "index",
         )
         self._cached_found = counter(
             "inflight_gateway_cached_tokens_found",
-            "Prompt tokens that engines found in their prefix caches.",
+            "Prompt tokens that engines found in their prefix caches; index: that of the request's last pick.",
+            "index",
         )
         self._engines_died = counter(
             "inflight_gateway_suspect_requests",
@@ -127,18 +130,18 @@ class Metrics:
         """Adds gauges of held and in-flight requests, computed on each scrape."""
         self.registry.register(_Loads(loads))
 
-    def picked(self, request: RequestView, pick: Pick, held_s: float) -> None:
+    def picked(self, request: RequestView, pick: Pick, held_s: float, index: str = APPROXIMATE) -> None:
         if not self._exists(request.service):
             return
         self._child(self._picks, *request.service, pick.reason).inc()
-        self._add(self._cached_predicted, request.service, pick.cached_tokens)
+        self._add(self._cached_predicted, request.service, pick.cached_tokens, index)
         self._child(self._held, *request.service).observe(held_s)
 
     def refused(self, service: ServiceKey | None, code: str) -> None:
         if service is None or self._exists(service):
             self._child(self._refusals, *(service or ("", "")), code).inc()
 
-    def finished(self, finished: Finished) -> None:
+    def finished(self, finished: Finished, index: str = APPROXIMATE) -> None:
         service = finished.service
         if service.name and not self._exists(service):
             return
@@ -146,7 +149,7 @@ class Metrics:
         self._add(self._attempts, service, len(finished.endpoints))
         self._add(self._continuations, service, finished.continuations)
         self._add(self._prompt_tokens, service, finished.prompt_tokens)
-        self._add(self._cached_found, service, finished.cached_tokens)
+        self._add(self._cached_found, service, finished.cached_tokens, index)
         if finished.error == ENGINES_DIED_CODE:
             self._child(self._engines_died, *service).inc()
         if finished.ttft_s is not None:
@@ -164,8 +167,8 @@ class Metrics:
     def decided(self, seconds: float) -> None:
         self._decision.observe(seconds)
 
-    def _add(self, counter: Counter, service: ServiceKey, amount: int) -> None:
-        child = self._child(counter, *service)
+    def _add(self, counter: Counter, service: ServiceKey, amount: int, *labels: str) -> None:
+        child = self._child(counter, *service, *labels)
         if amount:
             child.inc(amount)
 
@@ -190,6 +193,29 @@ class _Loads(Collector):
             ("inflight_gateway_requests_in_flight", "Requests at replicas that have not ended.", "in_flight"),
         ):
             yield _gauges(name, text, {service: getattr(load, field) for service, load in loads.items()})
+
+
+class IndexCollector(Collector):
+    """The picker's knowledge of prefix caches. Args: states: numbers of engines with KV cache events, by service
+    and state."""
+
+    def __init__(self, states: Callable[[], Mapping[tuple[ServiceKey, str], int]]) -> None:
+        self._states = states
+
+    def describe(self) -> list[Metric]:
+        """No samples before the services are known."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily(
+            "inflight_gateway_kv_event_engines",
+            "Engines of services with KV cache events that this picker owns, by what it knows of their prefix caches:"
+            " exact, or the reason why they are approximated.",
+            labels=(*_SERVICE, "state"),
+        )
+        for (service, state), number in self._states().items():
+            family.add_metric((*service, state), number)
+        yield family
 
 
 class DiscoveryCollector(Collector):

@@ -9,7 +9,7 @@ from typing import Any
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.state.picks import PicksLog
 from inflight_gateway.telemetry.metrics import Metrics
-from inflight_gateway.types import Finished, Pick, Refusal, RequestView
+from inflight_gateway.types import APPROXIMATE, Finished, Pick, Refusal, RequestView
 
 _log = logging.getLogger("inflight_gateway.access")
 
@@ -26,26 +26,27 @@ class RequestLog:
         """Observes the seconds that the picker took for a request, without time held."""
         self._metrics.decided(seconds)
 
-    def picked(self, view: RequestView, pick: Pick, held_s: float) -> None:
-        """Notes that an attempt is sent to a replica."""
-        self._metrics.picked(view, pick, held_s)
+    def picked(self, view: RequestView, pick: Pick, held_s: float, index: str = APPROXIMATE) -> None:
+        """Notes that an attempt is sent to a replica. Args: index: of its prefix cache, see `Request.index`."""
+        self._metrics.picked(view, pick, held_s, index)
         self._picks.picked(view, pick, held_s, time.time())
 
     def refused(self, service: ServiceKey | None, refusal: Refusal) -> None:
         """Notes that the gateway itself responds."""
         self._metrics.refused(service, refusal.code)
 
-    def ended(self, finished: Finished, held_s: float | None, refusal: str) -> None:
+    def ended(self, finished: Finished, held_s: float | None, refusal: str, index: str = APPROXIMATE) -> None:
         """Notes the end of a request.
 
         Args:
             held_s: seconds that its attempts were held; None: this picker did not see them.
             refusal: code of the picker's own response; empty: none.
+            index: see `Request.index`.
         """
         service = finished.service if finished.service.name else None
         if not refusal and finished.error and not finished.endpoints and finished.status:
             self._metrics.refused(service, finished.error)
-        self._metrics.finished(finished)
+        self._metrics.finished(finished, index)
         self._picks.finished(finished)
         if self._access_log:
             _write(finished, held_s, refusal)

@@ -87,8 +87,19 @@ class CorrectionStatus(StatusModel):
     until: Timestamp = Field(description="End of the correction, unless measurements renew it.")
 
 
+class BracketStatus(StatusModel):
+    """An interval between good and reverted limits: the next attempt is in its middle."""
+
+    good: LimitsPair = Field(description="Limits that performed as well as those before them, or better.")
+    bad: LimitsPair = Field(description="Limits that performed worse and were reverted.")
+    modelled: LimitsPair = Field(
+        description="Limits that the cost model found best then. The interval holds as long as it finds about the same."
+    )
+    until: Timestamp = Field(description="End of the interval.")
+
+
 class TuningStatus(StatusModel):
-    """Corrections of the cost model by measurements, which a new operator process continues with."""
+    """Results of measurements that tuning follows, and that a new operator process continues with."""
 
     tpot_target: CorrectionStatus | None = Field(
         default=None,
@@ -98,6 +109,9 @@ class TuningStatus(StatusModel):
     kv_cache: CorrectionStatus | None = Field(
         default=None,
         description="Share of the usual part of the KV cache that tuning solves for, because requests were preempted.",
+    )
+    bracket: BracketStatus | None = Field(
+        default=None, description="Interval in which tuning searches, because a change was reverted."
     )
 
 
@@ -226,7 +240,7 @@ class InferenceServiceStatus(StatusModel):
         default=None, description="Limits that engines run with now. Absent with engine.type custom."
     )
     tuning: TuningStatus | None = Field(
-        default=None, description="Corrections of the cost model by measurements. Absent without any."
+        default=None, description="Results of measurements that tuning follows. Absent without any."
     )
     queue: QueueStatus | None = Field(
         default=None, description="Requests that wait. Absent while neither engines nor the gateway report."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
+from pydantic import BaseModel, Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
 from inflight_base.manifest.names import API_VERSION, KIND
 from inflight_operator.api.base import SpecModel, StatusModel
@@ -45,6 +45,7 @@ class ServiceRecord(SpecModel):
                 return InferenceServiceStatus()
             unread = {one["loc"][0] for one in error.errors(include_url=False)}
             status = read({name: part for name, part in value.items() if name not in unread})
+        _share_names(status)
         return status
 
     @classmethod
@@ -81,6 +82,20 @@ class InferenceService(ServiceRecord):
         service, unread = read_leniently(cls, cls._known_parts(body))
         parts = {name: _shared(part) for name, part in service.spec if isinstance(part, SpecModel)}
         return service.model_copy(update={"spec": service.spec.model_copy(update=parts)}), unread
+
+
+_names: dict[frozenset[str], set[str]] = {}
+
+
+def _share_names(model: BaseModel) -> None:
+    """Gives the models of a status that have the same fields one set of their names: a set takes more memory than the
+    values."""
+    names = model.model_fields_set
+    object.__setattr__(model, "__pydantic_fields_set__", _names.setdefault(frozenset(names), names))
+    for value in model.__dict__.values():
+        for part in value if isinstance(value, list) else (value,):
+            if isinstance(part, BaseModel):
+                _share_names(part)
 
 
 _parts: dict[tuple[type[SpecModel], str], SpecModel] = {}

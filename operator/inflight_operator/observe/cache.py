@@ -30,15 +30,13 @@ from inflight_base.manifest.names import (
     child_names,
     class_of,
 )
+from inflight_base.manifest.sharing import shared
 from inflight_base.manifest.slices import endpoints
 from inflight_operator.observe.pods import PodView, pod_view
 
 POD, ENDPOINTS = "Pod", "EndpointSlice"
 
 TEMPLATE_HASH_LABEL = "pod-template-hash"
-
-_LONGEST_SHARED = 64
-"""Maximum length of shared strings, in characters; longer strings are seldom equal in two objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +177,7 @@ class ClusterCache:
 
 
 def _key(body: Mapping[str, Any]) -> ObjectKey:
-    return ObjectKey(body["metadata"]["namespace"], body["metadata"]["name"])
+    return ObjectKey(intern(body["metadata"]["namespace"]), intern(body["metadata"]["name"]))
 
 
 def _version(body: Mapping[str, Any]) -> int | None:
@@ -230,16 +228,7 @@ def _value(kind: str, body: Mapping[str, Any]) -> Any:
     metadata = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
     if kind != KIND:
         metadata["managedFields"] = [packed_fields(one) for one in fields]
-    return _shared({**body, "kind": kind, "metadata": metadata})
-
-
-def _shared(value: Any) -> Any:
-    """Returns the JSON value with one object for equal strings: thousands of objects repeat the same keys and names."""
-    if isinstance(value, dict):
-        return {intern(key): _shared(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_shared(item) for item in value]
-    return intern(value) if isinstance(value, str) and len(value) <= _LONGEST_SHARED else value
+    return shared({**body, "kind": kind, "metadata": metadata})
 
 
 def _ready_pods(endpoint_slice: Mapping[str, Any]) -> _ReadyPods:

@@ -42,9 +42,11 @@ class _Pod(Engine):
     """A pod and the results of its scrapes.
 
     Attributes:
+        service: the service that it belongs to.
         error: why the last scrape failed; empty after a success.
     """
 
+    service: ServiceKey
     name: str
     history: History | None = None
     error: str = ""
@@ -65,6 +67,8 @@ class ScrapePool(Scraper[_Pod]):
         concurrency: maximum scrapes in flight.
         stale_after: age in seconds from which a sample is stale.
         stretch: factor of `interval`, `timeout` and `stale_after` now.
+        queued: called when a service whose engines had no queue has one: in one of them at least as many requests wait
+            as run.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class ScrapePool(Scraper[_Pod]):
         concurrency: int = 256,
         stale_after: float = math.inf,
         stretch: Callable[[], float] = lambda: 1.0,
+        queued: Callable[[ServiceKey], None] = lambda key: None,
     ) -> None:
         super().__init__(
             "inflight-operator",
@@ -88,6 +93,7 @@ class ScrapePool(Scraper[_Pod]):
             stretch=stretch,
         )
         self._span = span
+        self._queued = queued
         self._services: dict[ServiceKey, dict[str, _Pod]] = {}
 
     def keep(self, key: ServiceKey, targets: Collection[Target]) -> None:
@@ -98,7 +104,9 @@ class ScrapePool(Scraper[_Pod]):
         for target in targets:
             pod = pods.get(target.uid)
             if pod is None:
-                pods[target.uid] = pod = _Pod(target.uid, target.url, target.names, str(key), name=target.name)
+                pods[target.uid] = pod = _Pod(
+                    target.uid, target.url, target.names, str(key), service=key, name=target.name
+                )
                 self.add(pod, new * apart)
                 new += 1
             else:
@@ -131,6 +139,10 @@ class ScrapePool(Scraper[_Pod]):
         sample, known = parse_metrics(body.decode(), monotonic()), engine.history
         engine.history = History.of(sample) if known is None else known.with_sample(sample, self._span)
         engine.error = ""
+        if known is not None and not known.newest.waiting and sample.waiting >= max(1, sample.running):
+            others = (pod.history for pod in self._services[engine.service].values() if pod is not engine)
+            if not any(history.newest.waiting for history in others if history is not None):
+                self._queued(engine.service)
 
     async def failed(self, engine: _Pod, error: Exception, reason: str) -> None:
         if isinstance(error, TimeoutError):

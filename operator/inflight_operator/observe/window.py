@@ -38,10 +38,6 @@ class Window:
                 pods[uid] = known
         return replace(self, pods=pods)
 
-    def latest(self, now: float, max_age: float) -> dict[str, Sample]:
-        """The newest sample of each pod that is not older than `max_age` seconds."""
-        return {uid: pod.newest for uid, pod in self.pods.items() if now - pod.newest.time <= max_age}
-
     def oldest_age(self, now: float) -> float:
         """Seconds since the stalest pod's newest sample; 0 without samples."""
         return max((now - pod.newest.time for pod in self.pods.values()), default=0.0)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import SERVICE_LABEL
+from inflight_base.manifest.sharing import shared
 from inflight_operator.api.status import Decision as RecordedDecision
 from inflight_operator.decide.decision import Decision, Number, Reason
 from inflight_operator.decide.draining import deletion_costs
@@ -146,8 +147,9 @@ def _children(snapshot: Snapshot, memory: Memory, step: Front, *, release: bool)
     known = memory.rendered
     if known is not None and known.made_of(snapshot.service, snapshot.settings, plan):
         return memory, known
-    children = tuple(render(snapshot.service, plan, snapshot.settings))
-    rendered = Rendered(snapshot.service, snapshot.settings, plan, children)
+    service, settings = snapshot.service, snapshot.settings
+    children = tuple(shared(child) for child in render(service, plan, settings))
+    rendered = Rendered(service.spec, service.metadata, settings, plan, children)
     return replace(memory, rendered=rendered), rendered
 
 

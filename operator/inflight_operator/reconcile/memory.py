@@ -7,35 +7,35 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from inflight_base.manifest import Manifest
-from inflight_operator.api.status import CorrectionStatus
-from inflight_operator.api.types import InferenceService
+from inflight_operator.api.spec import InferenceServiceSpec
+from inflight_operator.api.status import BracketStatus, CorrectionStatus
+from inflight_operator.api.types import InferenceService, ObjectMeta
 from inflight_operator.decide.decision import Reason
 from inflight_operator.decide.replicas.autopilot import DemandMemory
 from inflight_operator.decide.replicas.behavior import ScalingHistory
 from inflight_operator.decide.replicas.demand import DemandHistory
 from inflight_operator.decide.status.pods import StartUps
 from inflight_operator.decide.tuning.model import LEAST_MEMORY, TIGHTEST
-from inflight_operator.decide.tuning.types import TuningPolicy, TuningState
+from inflight_operator.decide.tuning.types import Bracket, TuningPolicy, TuningState
 from inflight_operator.reconcile.policy import Policy
 from inflight_operator.render.plan import ChildPlan, Settings
-from inflight_settings.limits import Limits, LimitsInForce
+from inflight_settings.limits import HIGHEST_LIMITS, Limits, LimitsInForce
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """Children of the last rendering: the same objects are returned until their inputs change."""
+    """Children of the last rendering: the same objects are returned until their inputs change. The status that the
+    service had then is none of them."""
 
-    service: InferenceService
+    spec: InferenceServiceSpec
+    metadata: ObjectMeta
     settings: Settings
     plan: ChildPlan
     children: tuple[Manifest, ...]
 
     def made_of(self, service: InferenceService, settings: Settings, plan: ChildPlan) -> bool:
-        if service is not self.service and (
-            service.spec != self.service.spec or service.metadata != self.service.metadata
-        ):
-            return False
-        return settings == self.settings and plan == self.plan
+        same = service.spec is self.spec or service.spec == self.spec
+        return same and (service.metadata, settings, plan) == (self.metadata, self.settings, self.plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def first_memory(
 
 
 def _tuning(service: InferenceService, now: float, at: datetime, image: str) -> TuningState:
-    """Returns the state of tuning with the corrections in the status, if they belong to this spec and engine image."""
+    """Returns the state of tuning with what the status has of it, if that belongs to this spec and engine image."""
     status, state = service.status, TuningState(window_start=now)
     same = status.observed_generation == service.metadata.generation
     if status.tuning is None or not same or status.engine is None or status.engine.image != image:
@@ -151,7 +151,12 @@ def _tuning(service: InferenceService, now: float, at: datetime, image: str) -> 
     tighten, tighten_until = _correction(status.tuning.tpot_target, TIGHTEST, now, at)
     memory, memory_until = _correction(status.tuning.kv_cache, LEAST_MEMORY, now, at)
     return replace(
-        state, tighten=tighten, tighten_until=tighten_until, memory=memory, memory_until=memory_until
+        state,
+        tighten=tighten,
+        tighten_until=tighten_until,
+        memory=memory,
+        memory_until=memory_until,
+        bracket=_bracket(status.tuning.bracket, now, at),
     ).without_expired(now)
 
 
@@ -161,3 +166,12 @@ def _correction(known: CorrectionStatus | None, least: float, now: float, at: da
         return 1.0, math.inf
     left = (known.until - at).total_seconds()
     return max(least, known.share), now + min(left, TuningPolicy().corrected)
+
+
+def _bracket(known: BracketStatus | None, now: float, at: datetime) -> Bracket | None:
+    if known is None:
+        return None
+    good, bad, wanted = (
+        one.limits.at_least(Limits(1, 1)).at_most(HIGHEST_LIMITS) for one in (known.good, known.bad, known.modelled)
+    )
+    return Bracket(good, bad, wanted, now + min((known.until - at).total_seconds(), TuningPolicy().fence))

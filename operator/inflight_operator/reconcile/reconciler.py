@@ -207,7 +207,8 @@ class Reconciler:
             if pod.serves
         ]
         self._pool.keep(key, targets)
-        window, uid = self._pool.window(key), reading.service.metadata.uid
+        window, errors, uid = self._pool.window(key), self._pool.errors(key), reading.service.metadata.uid
+        max_age = self._every.stale_after * self._stretch()
         gateway = self._gateway if reading.policy.gateway else None
         front = front_view(self._cache, key, uid)
         through = self._gateway if gateway is not None or front.routed else None
@@ -225,8 +226,8 @@ class Reconciler:
             deployment=self._deployment(key, uid),
             listed=self._cache.endpoints(key),
             window=window,
-            fresh=fresh_samples(window, pods, now, self._every.stale_after * self._stretch()),
-            scrape_errors=self._pool.errors(key),
+            fresh=fresh_samples(window, pods, now, max_age, window.pods.keys() - errors.keys()),
+            scrape_errors=errors,
             pushes=self._pusher.pushes(key),
             may_move=self._pace.may_move(services),
             mover=self._pace.holder,

@@ -14,6 +14,7 @@ from inflight_base.manifest.units import format_price, format_seconds
 from inflight_operator.api.resolve import service_url
 from inflight_operator.api.status import (
     MAX_DECISIONS,
+    BracketStatus,
     CanaryStatus,
     Condition,
     CorrectionStatus,
@@ -35,6 +36,7 @@ from inflight_operator.decide import decision as decided
 from inflight_operator.decide.decision import Number, Reason
 from inflight_operator.decide.status.conditions import ROLLOUT_STUCK, Finding, pool_refused, stuck, summarized
 from inflight_operator.decide.status.sentences import change_text, sentence
+from inflight_operator.decide.tuning.types import Bracket
 from inflight_operator.observe.metrics import mean_kv_usage
 from inflight_operator.observe.pods import PodView
 from inflight_operator.reconcile.plan import Outcome, Plan
@@ -286,22 +288,33 @@ def _limits(snapshot: Snapshot, plan: Plan) -> LimitsStatus | None:
 
 
 def _tuning(snapshot: Snapshot, plan: Plan) -> TuningStatus | None:
-    """Returns the corrections of the cost model; None without any."""
+    """Returns the corrections of the cost model and the interval of the search; None without any."""
     state = plan.memory.tuning
-    tpot_target = _correction(snapshot, state.tighten, state.tighten_until)
-    kv_cache = _correction(snapshot, state.memory, state.memory_until)
-    if tpot_target is None and kv_cache is None:
-        return None
-    return TuningStatus(tpot_target=tpot_target, kv_cache=kv_cache)
+    known = TuningStatus(
+        tpot_target=_correction(snapshot, state.tighten, state.tighten_until),
+        kv_cache=_correction(snapshot, state.memory, state.memory_until),
+        bracket=_bracket(snapshot, state.bracket),
+    )
+    return None if known == TuningStatus() else known
 
 
 def _correction(snapshot: Snapshot, share: float, until: float) -> CorrectionStatus | None:
-    """Returns a correction with its end in whole minutes: the same in each round."""
     left = min(until - snapshot.now, snapshot.tuning.corrected)
     if share >= 1.0 or left <= 0:
         return None
-    end = snapshot.at + timedelta(seconds=left, minutes=1)
-    return CorrectionStatus(share=round(share, 3), until=end.replace(second=0, microsecond=0))
+    return CorrectionStatus(share=round(share, 3), until=_end(snapshot, left))
+
+
+def _bracket(snapshot: Snapshot, known: Bracket | None) -> BracketStatus | None:
+    if known is None or known.until <= snapshot.now:
+        return None
+    good, bad, modelled = (LimitsPair(**asdict(one)) for one in (known.good, known.bad, known.wanted))
+    return BracketStatus(good=good, bad=bad, modelled=modelled, until=_end(snapshot, known.until - snapshot.now))
+
+
+def _end(snapshot: Snapshot, left: float) -> datetime:
+    """Returns an end in whole minutes: the same in each round. Args: left: seconds until it."""
+    return (snapshot.at + timedelta(seconds=left, minutes=1)).replace(second=0, microsecond=0)
 
 
 def _unless_same(observed: ObservedStatus | None, before: ObservedStatus | None) -> ObservedStatus | None:

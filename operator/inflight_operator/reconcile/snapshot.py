@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -104,10 +104,21 @@ def engine_image(deployment: Manifest) -> str:
     return str(engine_container(deployment["spec"]["template"]["spec"]["containers"])["image"])
 
 
-def fresh_samples(window: Window, pods: tuple[PodView, ...], now: float, max_age: float) -> dict[str, Sample]:
-    """Returns the newest sample of each ready pod, if at most `max_age` seconds old."""
+def fresh_samples(
+    window: Window, pods: tuple[PodView, ...], now: float, max_age: float, answering: Container[str] = ()
+) -> dict[str, Sample]:
+    """Returns the newest sample of each ready pod, if at most `max_age` seconds old.
+
+    Args:
+        answering: uids of pods whose last scrape succeeded. Their samples are in use for as long as the window has
+            them: only this process can be the cause of their age.
+    """
     ready = {pod.uid for pod in pods if pod.serves}
-    return {uid: sample for uid, sample in window.latest(now, max_age).items() if uid in ready}
+    return {
+        uid: pod.newest
+        for uid, pod in window.pods.items()
+        if uid in ready and (uid in answering or now - pod.newest.time <= max_age)
+    }
 
 
 def deployment_view(deployment: Mapping[str, Any] | None, replicas: int) -> DeploymentView | None:

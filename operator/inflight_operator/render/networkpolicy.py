@@ -6,7 +6,8 @@ that may reach the admin port. If the service requires API keys, only from the g
 those peers; so without a gateway, no client reaches such a service. Engines whose metrics are on the serving port let
 the operator in too. The admin port only from the operator's pods and from the peers the operator was installed with,
 such as Prometheus: calls that change an engine are signed or carry the token, and users have no way to try one. An
-operator outside the cluster has no pods to select, so the admin port of its engines is open.
+operator outside the cluster has no pods to select, so the admin port of its engines is open. The ports of KV cache
+events only from the gateway.
 Kubernetes always lets the node reach its own pods, and the kubelet's probes use the serving port.
 
 Egress: only DNS and the trace collector, if any, for models in the image or on a claim. The pod fetches Hugging Face
@@ -20,6 +21,8 @@ from inflight_base.manifest.names import (
     ADMIN_PORT_NAME,
     GRPC_PORT_NAME,
     HTTP_PORT_NAME,
+    KV_EVENTS_PORT_NAME,
+    KV_REPLAY_PORT_NAME,
     METRICS_PORT_NAME,
     OPERATOR_LABELS,
     pod_labels,
@@ -64,6 +67,7 @@ def network_policy(service: InferenceService, settings: Settings, *, leaving: bo
                 *_serving(service, settings, admin.get("from"), gateway),
                 admin,
                 *_metrics(service, admin.get("from"), gateway),
+                *_kv_events(service, gateway),
             ],
         },
     }
@@ -77,6 +81,14 @@ def _metrics(service: InferenceService, admin_peers: list[Manifest] | None, gate
     if admin_peers is None:
         return [rule]
     return [{**rule, "from": [*admin_peers, *gateway]}]
+
+
+def _kv_events(service: InferenceService, gateway: list[Manifest]) -> list[Manifest]:
+    """The rule for the ports of KV cache events, which hold the tokens of all requests: for the gateway alone."""
+    if not (service.spec.engine.kv_events and gateway):
+        return []
+    names = (KV_EVENTS_PORT_NAME, KV_REPLAY_PORT_NAME)
+    return [{"ports": [{"port": name, "protocol": "TCP"} for name in names], "from": gateway}]
 
 
 def _serving(

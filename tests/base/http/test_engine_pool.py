@@ -120,6 +120,12 @@ async def test_a_connection_serves_requests_one_after_the_other_and_several_at_a
     assert (engine.connections, len(pool._idle_until)) == (3, 3)
 
 
+async def test_idle_connections_share_a_parser(engine, pool):
+    await asyncio.gather(*(call(pool, engine) for _ in range(3)))
+    assert {connection._parser for connection in pool._idle_until} == {module._NO_PARSER}
+    assert (await call(pool, engine)).body == b"ok"
+
+
 async def test_a_connection_whose_making_has_not_ended_serves_a_second_request(engine, pool, monkeypatch):
     loop, made = asyncio.get_running_loop(), asyncio.Event()
     connect = loop.create_connection

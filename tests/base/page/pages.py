@@ -30,7 +30,7 @@ def engine_page(names=None, observations=1, seed=0):
         waiting_prompt_tokens=300,
         kv_usage=0.5,
         num_preemptions=3,
-        num_swapped_blocks=0,
+        num_tier_blocks=0,
         prefix_queries=0,
         prefix_hits=0,
         num_prefill_tokens=100,

@@ -31,6 +31,17 @@ class Holder:
             await self.leave.wait()
 
 
+class Leaver(Holder):
+    """A holder that comes back at once."""
+
+    async def _hold(self, places, group):
+        while True:
+            async with places.held(group, self.leave.set):
+                self.had = True
+                await self.leave.wait()
+            self.leave.clear()
+
+
 @in_virtual_time
 async def test_a_place_is_kept_while_no_other_waits():
     places = Places(2, 1.0)
@@ -52,6 +63,17 @@ async def test_a_group_waits_for_one_place_however_many_of_others_wait_before_it
     await asyncio.sleep(0.501)
     assert honest.had
     assert not honest.leave.is_set()
+
+
+@in_virtual_time
+async def test_each_of_many_groups_gets_a_place_in_time():
+    places = Places(8, 1.0, 0.5)
+    for number in range(1000):
+        Leaver(places, f"hostile-{number}")
+    await asyncio.sleep(0.01)
+    honest = Leaver(places, "honest")
+    await asyncio.sleep(0.51)
+    assert honest.had
 
 
 @in_virtual_time

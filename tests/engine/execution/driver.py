@@ -6,15 +6,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from inflight_engine.cache.tiers import Stores
 from inflight_engine.output import PromptLogprobs, StepOutput, TokenLogprobs
 from inflight_engine.request import SamplingParams
 from inflight_engine.scheduling.plan import BlockGrowth, Preemption, PrefillChunk, SlotStart, StepPlan
 
 
-def make_plan(*, preemptions=(), releases=(), starts=(), growth=None, prefills=(), decodes=()):
+def make_plan(*, preemptions=(), stores=(), releases=(), starts=(), growth=None, prefills=(), decodes=()):
     slots = np.array(decodes, np.intp)
     num_tokens = len(slots) + sum(chunk.length for chunk in prefills)
-    return StepPlan(0, tuple(preemptions), tuple(releases), tuple(starts), growth, tuple(prefills), slots, num_tokens)
+    copies = Stores(*(np.array(each, np.int32) for each in zip(*stores, strict=True))) if stores else None
+    changes = tuple(preemptions), tuple(releases), tuple(starts), growth, tuple(prefills)
+    return StepPlan(0, *changes, slots, num_tokens, stores=copies)
 
 
 NOT_KNOWN = -1
@@ -23,7 +26,8 @@ NOT_KNOWN = -1
 
 @dataclass
 class Sequence:
-    """`computed`: tokens whose keys and values are in the cache, or in host memory while `host_blocks` is not empty."""
+    """`computed`: tokens whose keys and values are in the cache, or in host memory while `host_blocks` is not empty;
+    whole blocks then."""
 
     request_id: int
     prompt: list[int]
@@ -58,7 +62,7 @@ class Driver:
         chunk: most prefill tokens a step, for all sequences together.
         max_running: most sequences with a slot.
         preempt_every: every so many steps, the last sequence to come loses its slot and blocks.
-        swap: a preempted sequence's blocks are copied out, and back in when it resumes.
+        swap: a preempted sequence's full blocks are copied out, and back in when it resumes.
         share_prefixes: full blocks are kept, and a sequence that begins with the same tokens starts behind them.
         cancel_every: every so many steps, a running sequence is cancelled after the launch.
 
@@ -103,17 +107,17 @@ class Driver:
         waiting, running = list(self.sequences), []
         while waiting or running:
             self.step += 1
-            preemptions = []
+            preemptions, stores = [], []
             if self.preempt_every and self.step % self.preempt_every == 0 and len(running) > 1:
                 self._collect(0)
                 victim = running.pop()
-                preemptions.append(self._preempt(victim))
+                preemptions.append(self._preempt(victim, stores))
                 waiting.insert(1, victim)
-            self._one_step(preemptions, waiting, running)
+            self._one_step(preemptions, stores, waiting, running)
         self._collect(0)
         return [s.output for s in self.sequences]
 
-    def _one_step(self, preemptions, waiting, running):
+    def _one_step(self, preemptions, stores, waiting, running):
         starts = []
         budget = self.chunk
         while waiting and len(running) < self.max_running and budget > 0:
@@ -139,6 +143,7 @@ class Driver:
             budget -= length
         plan = make_plan(
             preemptions=preemptions,
+            stores=stores,
             releases=self.releases,
             starts=starts,
             growth=BlockGrowth(*(np.array(column) for column in zip(*growth, strict=True))) if growth else None,
@@ -215,14 +220,15 @@ class Driver:
         sequence.blocks.append(self.free_blocks.pop())
         return sequence.slot, len(sequence.blocks) - 1, sequence.blocks[-1]
 
-    def _preempt(self, sequence):
-        slot, computed = sequence.slot, sequence.computed
-        copied = sequence.blocks[: -(-computed // self.runner.info.block_size)] if self.swap else []
+    def _preempt(self, sequence, stores):
+        slot, size = sequence.slot, self.runner.info.block_size
+        copied = sequence.blocks[: sequence.computed // size] if self.swap else []
         sequence.host_blocks = [self.free_host_blocks.pop() for _ in copied]
+        stores += zip(copied, sequence.host_blocks, strict=True)
         self.num_swaps += bool(copied)
         self._release(sequence)
-        sequence.computed = computed if copied else 0
-        return Preemption(slot, sequence.request_id, np.array(copied, np.int32), tuple(sequence.host_blocks))
+        sequence.computed = len(copied) * size
+        return Preemption(slot, sequence.request_id)
 
     def _release(self, sequence):
         kept = set(self.kept.values())

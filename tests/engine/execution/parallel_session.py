@@ -52,7 +52,7 @@ def generate(engine, compiled, requests):
             values = np.frombuffer(each.logprobs, np.float32).tolist()
             scores[owner[each.slot]].update(enumerate(values, each.first))
         preemptions = report.stats.num_preemptions
-        swapped = max(swapped, report.stats.num_swapped_blocks)
+        swapped = max(swapped, report.stats.num_tier_blocks)
         chunked += report.stats.num_prefill_tokens > 0 and not report.slots
     prompts = [[own[position] for position in sorted(own)] for own in scores]
     return {

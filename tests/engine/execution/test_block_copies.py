@@ -41,12 +41,15 @@ def test_any_copies_do_what_block_by_block_copies_do(calls, blocks_in_a_piece, l
     block_bytes = LAYERS * width * dtype.itemsize
     host = torch.randint(0, 256, (HOST_BLOCKS, block_bytes), dtype=torch.uint8, generator=generator)
     copies = StagedCopies(cache.movedim(1, 0), host, blocks_in_a_piece * block_bytes)
+    stored = {}
     expected, expected_host = cache.view(torch.uint8).clone(), host.clone()
     for goes_out, (block_ids, host_block_ids) in calls:
         if goes_out:
             copies.copy_out(block_ids, host_block_ids)
+            stored |= dict.fromkeys(host_block_ids, True)
         else:
-            copies.copy_in(host_block_ids, block_ids)
+            num_never_stored = sum(host_block_id not in stored for host_block_id in host_block_ids)
+            assert int(copies.copy_in(host_block_ids, block_ids)) == num_never_stored
         for block, host_block in zip(block_ids, host_block_ids, strict=True):
             if goes_out:
                 expected_host[host_block] = expected[:, block].reshape(-1)
@@ -54,6 +57,17 @@ def test_any_copies_do_what_block_by_block_copies_do(calls, blocks_in_a_piece, l
                 expected[:, block] = expected_host[host_block].view(LAYERS, -1)
     assert torch.equal(cache.view(torch.uint8), expected)
     assert torch.equal(host, expected_host)
+
+
+@given(st.integers(0, 2**63), st.integers(0, HOST_BLOCKS - 1), st.integers(0, LAYERS * 16 - 1), st.integers(0, 7))
+def test_one_bit_that_is_not_as_it_was_is_noticed(seed, place, byte, bit):
+    cache = torch.zeros((LAYERS, BLOCKS, 16), dtype=torch.uint8).random_(generator=torch.Generator().manual_seed(seed))
+    host = torch.zeros((HOST_BLOCKS, LAYERS * 16), dtype=torch.uint8)
+    copies = StagedCopies(cache.movedim(1, 0), host)
+    copies.copy_out([5], [place])
+    assert int(copies.copy_in([place], [6])) == 0
+    host[place, byte] ^= 1 << bit
+    assert int(copies.copy_in([place], [6])) == 1
 
 
 def test_neighbours_in_host_memory_move_in_one_transfer():

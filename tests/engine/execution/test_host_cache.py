@@ -49,7 +49,7 @@ def test_a_round_trip_is_exact_and_touches_nothing_else(kind, config, dtype):
     before = blocks.clone()
     host.copy_out([3, 7, 0, 11], [8, 2, 3, 5])
     assert torch.equal(blocks, before)
-    host.copy_in([8, 2, 3, 5], [1, 3, 10, 4])
+    assert host.copy_in([([8, 2, 3, 5], [1, 3, 10, 4])]).tolist() == [0]
     assert torch.equal(blocks[[1, 3, 10, 4]], before[[3, 7, 0, 11]])
     others = [block for block in range(BLOCKS) if block not in (1, 3, 10, 4)]
     assert torch.equal(blocks[others], before[others])
@@ -63,8 +63,22 @@ def test_what_is_copied_out_stays_while_its_block_is_overwritten(kind, config):
     host.copy_out([6], [1])
     blocks[6] = 9
     host.copy_out([5], [0])
-    host.copy_in([1], [2])
+    assert host.copy_in([([1], [2])]).tolist() == [0]
     assert torch.equal(blocks[2], before)
+
+
+@each_backend
+def test_a_block_that_is_not_what_was_copied_out_or_never_was_is_reported(kind, config):
+    backend, _ = filled(kind, config)
+    host = HostCache(4, BLOCK_SIZE, block_bytes(config), CPU, backend)
+    host.copy_out([3, 7, 0], [2, 1, 0])
+    assert host.copy_in([([2], [3]), ([3], [4]), ([0, 1], [5, 6])]).tolist() == [0, 1, 0]
+    host._blocks[1, 17] ^= 4
+    assert host.copy_in([([2, 1], [3, 4]), ([0], [5])]).tolist() == [1, 0]
+    host._blocks[2], host._blocks[0] = host._blocks[0].clone(), host._blocks[2].clone()
+    assert host.copy_in([([2, 0], [3, 4])]).tolist() == [2]
+    host.copy_out([3, 7], [2, 1])
+    assert host.copy_in([([2, 1], [3, 4])]).tolist() == [0]
 
 
 @each_backend
@@ -73,7 +87,7 @@ def test_as_many_blocks_must_be_named_on_both_sides(kind, config):
     with pytest.raises(ValueError, match="zip"):
         host.copy_out([1, 2], [0])
     with pytest.raises(ValueError, match="zip"):
-        host.copy_in([1], [2, 3])
+        host.copy_in([([1], [2, 3])])
 
 
 @each_backend

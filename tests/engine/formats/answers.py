@@ -33,7 +33,8 @@ def parsing(name=None, **how):
 
 
 def parse(how, text, cuts=()):
-    """Content, reasoning and calls (name, id, arguments) of a text that arrives in pieces."""
+    """Content, reasoning and calls (name, id, arguments) of a text that arrives in pieces. Content and reasoning are
+    at the places that their events say."""
     parser, events, begin = AnswerParser(how), [], 0
     for end in (*cuts, len(text)):
         events += parser.feed(text[begin:end])
@@ -43,6 +44,7 @@ def parse(how, text, cuts=()):
     for event in events:
         if isinstance(event, TextEvent):
             assert event.text
+            assert text.startswith(event.text, event.at)
             texts[event.kind] += event.text
         else:
             if event.name is not None:

@@ -9,11 +9,14 @@ from llguidance import LLMatcher, LLTokenizer
 
 from inflight_engine.formats import forced_runs
 from inflight_engine.formats.forced_runs import MAX_FORCED
+from inflight_engine.formats.grammar import longest_run
 from inflight_engine.grammars import sources
 from inflight_engine.grammars.compiled import LIMITS
 
 BYTES = LLTokenizer("byte", slices=[])
 TIGHT = {"whitespace_flexible": False}
+ONES = {"type": "array", "items": {"const": 1}, "minItems": 3}
+NAMED = {"type": "object", "properties": {"a": {}}, "required": ["a"]}
 DOUBLED = {
     "$defs": {
         **{
@@ -47,6 +50,15 @@ HOSTILE = {
         b"{",
     ),
     "a regular expression": (sources.of_regex("f", "(ab{100}){100}"), b"ab"),
+    "counts with white space": (sources.of_regex("f", "(ab{ 100 }){ 100}"), b"ab"),
+    "separators of items": (
+        sources.of_schema("f", {**ONES, "x-guidance": {"item_separator": "x{9000}", **TIGHT}}),
+        b"[1",
+    ),
+    "separators behind names": (
+        sources.of_schema("f", {**NAMED, "x-guidance": {"key_separator": "k{9000}", **TIGHT}}),
+        b'{"a"',
+    ),
     "a choice": (sources.of_choice("f", ["a" * 20_000, "b"]), b"a"),
     "rules": (sources.of_grammar("f", f'start: "x" a{{1000}} | "z"\na: "{"y" * 1000}"\n'), b"x"),
     "a tag": (
@@ -132,6 +144,12 @@ def test_no_schema_forces_more_than_its_bound(schema, defined, options):
         assert matcher.consume_token(allowed.bit_length() - 1)
 
 
+@pytest.mark.parametrize("place", [{}, {"properties": {"a": {"x-guidance": {}}}}])
+def test_a_tool_with_white_space_of_its_own_has_no_bound(place):
+    tool = {"name": "f", "parameters": {**NAMED, **place}}
+    assert (longest_run(tool) <= MAX_FORCED) == (not place)
+
+
 def test_depth_is_no_error():
     schema = {"const": "a"}
     for _ in range(3000):
@@ -139,3 +157,7 @@ def test_depth_is_no_error():
     assert forced_runs.of_schema(schema) == forced_runs.UNKNOWN
     assert forced_runs.of_schema({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#"}}}) == forced_runs.UNKNOWN
     assert forced_runs.of_regex("a{" + "9" * 10_000 + "}") == forced_runs.UNKNOWN
+
+
+def test_many_counts_are_not_multiplied_to_the_end():
+    assert forced_runs.of_regex("a{999999999}" * 500_000) == forced_runs.UNKNOWN  # five million digits

@@ -315,6 +315,34 @@ def test_a_text_is_replayed_with_fewer_states_than_its_masks_took(few):
     assert {"a", "b"} < allowed(each)
 
 
+def test_answers_of_an_ordinary_grammar_do_not_ask_whether_its_states_are_full(monkeypatch):
+    monkeypatch.setattr(compiled, "LOOK", 60.0)
+    monkeypatch.setattr(matching_module, "LOOK", 60.0)
+    shared = grammars()
+    monkeypatch.setattr(compiled.States, "full", property(lambda self: pytest.fail("asked")))
+    for _ in range(3):
+        each = begin(shared, "[ab]{30}")
+        for character in TEXT[:30]:
+            assert allowed(each) == {"a", "b"}
+            take(each, character)
+        assert each.complete
+
+
+def test_new_answers_get_new_states_once_those_of_others_are_full(few):
+    one = few.compiled(regex(MANY_STATES))
+    first = one.states()
+    assert write(begin(one), 400) < 120
+    assert one.states() is not first
+    assert one.states() is one.states()
+
+
+def test_the_expressions_of_states_are_in_the_errors_of_llguidance(monkeypatch):
+    states = SHARED.compiled(regex("[ab]{30}")).states()
+    assert not states.full
+    monkeypatch.setattr(compiled, "MAX_EXPRESSIONS", 0)
+    assert states.full
+
+
 LARGE_STATES = "|".join(f"[ab]{{{4000 + number},9000}}X{number}" for number in range(40))
 """Each state has 40 expressions and what they are made of."""
 
@@ -326,7 +354,8 @@ def resident():
 def test_the_memory_of_answers_is_bounded(monkeypatch):
     """Without the bound each has 36 MB after 1,000 tokens."""
     monkeypatch.setattr(compiled, "MAX_EXPRESSIONS", 50_000)
-    monkeypatch.setattr(matching_module, "_LOOK", 0.002)
+    monkeypatch.setattr(compiled, "LOOK", 0.002)
+    monkeypatch.setattr(matching_module, "LOOK", 0.002)
     answers = [begin(grammars(), f"{LARGE_STATES}|[ab]{{4000,9000}}Y{number}") for number in range(8)]
     begun = most = resident()
     for each in answers:
@@ -336,6 +365,28 @@ def test_the_memory_of_answers_is_bounded(monkeypatch):
         most = max(most, resident())
     assert {each.error for each in answers} == {"the text so far takes too many states of the grammar"}
     assert most - begun < 8 * 5e6
+
+
+def test_the_states_of_many_answers_are_bounded_together_and_those_of_one_have_more(monkeypatch):
+    monkeypatch.setattr(compiled, "LOOK", 0.0)
+    monkeypatch.setattr(matching_module, "LOOK", 0.0)
+    monkeypatch.setattr(compiled, "LARGE", 1000)
+    monkeypatch.setattr(compiled, "MAX_ALL", 20_000)
+    shared = grammars()
+
+    def most(count):
+        answers = [begin(shared, f"[ab]{{40,90}}X{number}|{MANY_STATES}") for number in range(count)]
+        found = 0
+        for character in TEXT[:100]:
+            for each in answers:
+                if not each.error and allowed(each):
+                    take(each, character)
+            found = max(found, sum(each._states.expressions or 0 for each in answers))
+        return found / count
+
+    alone = most(1)
+    assert 10_000 < alone < 25_000
+    assert most(4) < alone / 2
 
 
 def test_of_many_grammars_the_latest_and_those_of_requests_stay_compiled():

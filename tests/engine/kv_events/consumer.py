@@ -24,13 +24,14 @@ class Consumer:
     """Applies the batches of one publisher in the order of their numbers.
 
     Attributes:
-        hashes: of the blocks that are there.
+        hashes: of the blocks that are there, on the device.
+        in_tier: of those that are in host memory.
         events: all that were applied.
         gaps: numbers that never came, not even when they were asked for.
     """
 
     def __init__(self, config):
-        self.hashes, self.events, self.gaps, self.next = set(), [], [], 0
+        self.hashes, self.in_tier, self.events, self.gaps, self.next = set(), set(), [], [], 0
         self.topic = config.topic.encode()
         self._context = zmq.Context()
         self._subscriber = self._open(zmq.SUB, config.endpoint)
@@ -86,14 +87,18 @@ class Consumer:
         assert rank == 0
         self.events += events
         for event in events:
+            on_device = event.get("medium") == "GPU"
+            hashes = self.hashes if on_device else self.in_tier
             match event["type"]:
                 case "BlockStored":
-                    assert len(event["token_ids"]) == event["block_size"] * len(event["block_hashes"])
-                    self.hashes.update(event["block_hashes"])
+                    num_tokens = event["block_size"] * len(event["block_hashes"]) if on_device else 0
+                    assert len(event["token_ids"]) == num_tokens
+                    hashes.update(event["block_hashes"])
                 case "BlockRemoved":
-                    assert self.hashes.issuperset(event["block_hashes"])
-                    self.hashes.difference_update(event["block_hashes"])
+                    assert hashes.issuperset(event["block_hashes"])
+                    hashes.difference_update(event["block_hashes"])
                 case "AllBlocksCleared":
                     self.hashes.clear()
+                    self.in_tier.clear()
                 case other:
                     raise AssertionError(other)

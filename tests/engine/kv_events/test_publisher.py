@@ -146,6 +146,12 @@ def test_an_endpoint_that_does_not_exist_is_refused_by_name(endpoint):
         KVEventPublisher(KVEventsConfig(endpoint=endpoint))
 
 
+def knows(consumer, scheduler):
+    assert consumer.hashes == findable(scheduler.running.pool)
+    tier = scheduler.offload._tier
+    assert consumer.in_tier == (set() if tier is None else findable(tier._pool))
+
+
 @given(
     seeds=st.lists(st.integers(0, 2**32), min_size=1, max_size=2),
     rounds=st.lists(st.sampled_from(["receive", "lose", "catch up"]), min_size=1, max_size=8),
@@ -174,7 +180,7 @@ def test_after_losses_replays_and_restarts_a_consumer_knows_what_the_engine_can_
                         consumer.lose()
                     case "catch up":
                         consumer.catch_up()
-                        assert consumer.hashes == findable(workload.driver.scheduler.running.pool)
+                        knows(consumer, workload.driver.scheduler)
         consumer.catch_up()
-        assert consumer.hashes == findable(workload.driver.scheduler.running.pool)
+        knows(consumer, workload.driver.scheduler)
         assert consumer.gaps == []

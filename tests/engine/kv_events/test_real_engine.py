@@ -25,8 +25,8 @@ BLOCK, NUM_BLOCKS = 16, 24
 PROMPT = [*range(100, 100 + 5 * BLOCK)]
 
 
-@pytest.fixture
-def published(tmp_path):
+@pytest.fixture(params=[(), ("--swap-space=64Mi", "--preemption=swap")], ids=["device", "host memory too"])
+def published(tmp_path, request):
     """A server that publishes its events, their configuration, and a consumer."""
     ports = [free_port(), free_port()]
     fields = {
@@ -36,7 +36,7 @@ def published(tmp_path):
         "topic": "kv",
     }
     small = f"--max-num-seqs 4 --max-num-batched-tokens 64 --block-size {BLOCK} --num-kv-blocks {NUM_BLOCKS}"
-    running = RealServer(tmp_path, *small.split(), "--kv-events-config", json.dumps(fields))
+    running = RealServer(tmp_path, *small.split(), *request.param, "--kv-events-config", json.dumps(fields))
     config = KVEventsConfig(**fields)
     with contextlib.closing(running), contextlib.closing(Consumer(config)) as consumer:
         yield running.wait_ready(), config, consumer
@@ -72,6 +72,9 @@ def test_a_consumer_follows_prompts_evictions_and_a_new_engine_process(published
         generate(server, [*range(first, first + 5 * BLOCK)])
     follow_until(consumer, lambda: not of_prompt & consumer.hashes)
     assert len(consumer.hashes) <= NUM_BLOCKS
+    assert not consumer.in_tier or consumer.in_tier >= of_prompt
+    generate(server, PROMPT)  # what host memory has of it comes back
+    follow_until(consumer, lambda: of_prompt <= consumer.hashes)
     number = consumer.next
     os.kill(server.engine_pid(), signal.SIGKILL)
     generate(server, PROMPT)

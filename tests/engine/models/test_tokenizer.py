@@ -12,7 +12,8 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 
 from inflight_engine.models.checkpoints.generation_config import SamplingDefaults
 from inflight_engine.models.checkpoints.source import ModelFiles, ModelSourceError, resolve
-from inflight_engine.models.tokens.conversation import Conversation
+from inflight_engine.models.tokens import tokenizer as tokenizer_module
+from inflight_engine.models.tokens.conversation import Conversation, TooManyTokensError, Wanted
 from inflight_engine.models.tokens.tokenizer import load_tokenizer
 
 CONFIG = {
@@ -279,3 +280,58 @@ def test_a_damaged_file_is_named(folder, name):
     write(folder, name, "{ this is not JSON")
     with pytest.raises(ValueError, match=f"{name} cannot be read"):
         load(folder)
+
+
+WRITTEN = " ".join(TEXTS) * 20
+
+
+def test_a_text_of_more_tokens_than_are_wanted_is_refused_with_their_number(smollm2):
+    token_ids = smollm2.encode(WRITTEN)
+    assert smollm2.encode(WRITTEN, wanted=Wanted(len(token_ids))) == token_ids
+    with pytest.raises(TooManyTokensError) as refused:
+        smollm2.encode(WRITTEN, wanted=Wanted(len(token_ids) - 1))
+    assert refused.value.count == len(token_ids)
+    conversation = Conversation(CHAT)
+    fits = len(smollm2.encode_chat(conversation))
+    assert len(smollm2.encode_chat(conversation, Wanted(fits))) == fits
+    with pytest.raises(TooManyTokensError):
+        smollm2.encode_chat(conversation, Wanted(fits - 1))
+
+
+def test_a_text_longer_than_the_longest_tokens_is_refused_before_it_is_tokenized(smollm2, monkeypatch):
+    assert len(smollm2.encode("#" * 80, wanted=Wanted(1))) == 1
+    monkeypatch.setattr(smollm2, "_backend", None)
+    with pytest.raises(TooManyTokensError):
+        smollm2.encode("#" * 1000, wanted=Wanted(3))
+
+
+def test_of_a_text_that_has_too_many_tokens_only_the_first_pieces_are_tokenized(smollm2, monkeypatch):
+    tokenized, encoded = [], smollm2._encoded
+    monkeypatch.setattr(smollm2, "_encoded", lambda text, special: tokenized.append(text) or encoded(text, special))
+    monkeypatch.setattr(tokenizer_module, "_PIECE", 1000)
+    with pytest.raises(TooManyTokensError) as refused:
+        smollm2.encode("7" * 20_000, wanted=Wanted(2000))
+    assert refused.value.count is None
+    assert tokenized == ["7" * 1000] * 3
+    spaces = " " * 20_000
+    assert len(smollm2.encode(spaces, wanted=Wanted(2000))) < 2000
+
+
+@pytest.mark.parametrize("length", [*range(1, 12), 100, 1000])
+def test_pieces_refuse_no_text_that_fits(smollm2, monkeypatch, length):
+    monkeypatch.setattr(tokenizer_module, "_PIECE", length)
+    monkeypatch.setattr(tokenizer_module, "_USUAL", 0)
+    token_ids = smollm2.encode(WRITTEN)
+    assert smollm2.encode(WRITTEN, wanted=Wanted(len(token_ids))) == token_ids
+
+
+@pytest.mark.parametrize("most", [1, 10, 300])
+def test_of_a_text_that_is_cut_the_wanted_end_has_the_tokens_of_the_whole_text(smollm2, monkeypatch, most):
+    monkeypatch.setattr(tokenizer_module, "_PIECE", 100)
+    token_ids = smollm2.encode(WRITTEN * 10)
+    for cut in ("left", "right"):
+        found = smollm2.encode(WRITTEN * 10, wanted=Wanted(most, cut))
+        assert most < len(found) < len(token_ids)
+        kept = slice(-most, None) if cut == "left" else slice(most)
+        assert found[kept] == token_ids[kept]
+    assert smollm2.encode("Hi", wanted=Wanted(1, "left")) == smollm2.encode("Hi")

@@ -144,7 +144,7 @@ def test_a_repetition_of_nothing_is_refused(path, lines):
 
 
 def test_a_slot_that_the_engine_did_not_have_is_refused(path, lines):
-    for named in (b"[6],[]", b"[],[[6,2]]"):
+    for named in (b"[6],[],[]", b"[],[6],[]", b"[],[],[[6,2]]"):
         step = b'["step",0,9,[0,0,0,0,0],1,[],false,%s]' % named
         assert "names slot 6 in line 2" in refusal(write(path, [lines[0], step]))
 
@@ -169,7 +169,7 @@ def test_the_reader_repeats_steps_one_by_one(path, packed, lines):
 
 
 def test_a_repeated_step_computes_as_many_tokens_from_a_longer_context(path, lines):
-    step = b'["step",0,9,[3,0,100,0,0],77,[],true,[],[]]'
+    step = b'["step",0,9,[3,0,100,0,0],77,[],true,[],[],[]]'
     first, *repeated = Recording(write(path, [lines[0], step, b'["same",[5,6]]'])).events()
     assert repeated == [
         altered(first, step=1, micros=5, work=StepWork(3, 0, 103, 0, 0)),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace as altered
 
+from inflight_engine.cache.tiers import Stores
 from inflight_engine.recording import replay as replay_module
 from inflight_engine.recording.lines import Added, Cancelled, PlanDigest, PrefillCostChanged, Step, TimePassed
 from inflight_engine.recording.reader import Recording
@@ -66,7 +67,7 @@ def test_random_work_replays_without_a_difference(tmp_path, policy, victim, pree
     assert min(run.hits, run.stopped, run.cancelled, run.scheduler.preemptor.num_preemptions) > 0, (
         "the run shows too little"
     )
-    assert preemption == "auto" or (run.swapped_in > 0) == (preemption == "swap")
+    assert preemption == "auto" or (run.loaded > 0) == (preemption == "swap")
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -79,7 +80,7 @@ def test_random_work_replays_without_a_difference(tmp_path, policy, victim, pree
         config(block_size=1, num_blocks=96, num_host_blocks=48),
         config(block_size=7),
     ],
-    ids=["one class, no swap", "no prefix cache", "many blocks", "blocks of one", "blocks of seven"],
+    ids=["one class, no tier", "no prefix cache", "many blocks", "blocks of one", "blocks of seven"],
 )
 def test_any_configuration_replays_without_a_difference(tmp_path, configuration, seed):
     path = tmp_path / "run.gz"
@@ -97,6 +98,7 @@ def test_a_run_planned_ahead_replays_without_a_difference(tmp_path, preemption, 
     assert replay_file(path) is None
     assert survey.num_steps == run.num_steps
     assert min(run.hits, run.stopped, run.cancelled, run.late_tokens, run.scheduler.preemptor.num_preemptions) > 0
+    assert (run.damaged > 0) == (preemption == "swap")
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -191,8 +193,9 @@ def decisions(plan):
         plan.releases,
         plan.decode_slots.tolist(),
         [(each.slot, each.start, each.length) for each in plan.prefills],
-        [(each.request_id, each.slot, each.swapped) for each in plan.preemptions],
-        [(each.request_id, each.slot, each.num_computed_tokens, bool(each.host_block_ids)) for each in plan.starts],
+        [(each.request_id, each.slot) for each in plan.preemptions],
+        [(each.request_id, each.slot, each.num_computed_tokens, len(each.host_block_ids)) for each in plan.starts],
+        0 if plan.stores is None else len(plan.stores.block_ids),
     )
 
 
@@ -202,7 +205,7 @@ def decisions(plan):
         *({"policy": policy} for policy in sorted(POLICIES) if policy not in (CONFIG.policy, "deadline")),
         *({"preemption_victim": victim} for victim in sorted(VICTIMS) if victim != CONFIG.preemption_victim),
         {"kv_headroom": 0.3},
-        {"prefix_caching": False},
+        {"prefix_caching": False, "preemption": "recompute"},
         {"preemption": "recompute"},
         {"num_blocks": CONFIG.num_blocks - 1},
     ],
@@ -210,7 +213,7 @@ def decisions(plan):
 )
 def test_another_scheduler_is_caught_in_the_first_step_that_it_plans_otherwise(tmp_path, changed, changes):
     path = tmp_path / "run.gz"
-    run = Workload(config(preemption="swap"), seed=6)
+    run = Workload(config(preemption="swap"), seed=7)
     path.write_bytes(run.run(3000))
     events = list(Recording(path).events())
     right, difference = changed(events, configuration=run.config)
@@ -259,7 +262,7 @@ def test_an_altered_plan_is_shown_in_its_step(events, changed, what):
         assert sum(line.strip().startswith("decode: ") for line in shown) == len(plan.decode_slots) - (
             what == "decode_slots"
         )
-        assert ("with 1977 cached" in difference.replayed) == (what == "starts")
+        assert ("with 1977 of" in difference.replayed) == (what == "starts")
         assert ("request 1979 from slot" in difference.replayed) == (what == "preemptions")
         assert (f"to {plan.prefills[0].start + 1977}" in difference.replayed if plan.prefills else False) == (
             what == "prefills"
@@ -278,8 +281,8 @@ def test_a_difference_reads_like_this(events, changed):
     assert replayed.startswith(f"  replayed: {len(plan.decode_slots)} decodes that read ")
     assert lines[0] == f"    released: slot {plan.releases[0]}"
     assert (
-        f"    started: request {start.request_id} in slot {start.slot} with {start.num_computed_tokens} cached of "
-        f"{len(start.token_ids)} tokens"
+        f"    started: request {start.request_id} in slot {start.slot} with {start.num_computed_tokens} of "
+        f"{len(start.token_ids)} tokens cached"
     ) in lines
     assert lines[-1].startswith("    decode: request ")
     assert any(line.endswith(f" in slot {slot}") for line in lines)
@@ -288,26 +291,27 @@ def test_a_difference_reads_like_this(events, changed):
 def a_plan(**fields):
     plan = StepPlan(
         step=4,
-        preemptions=(Preemption(3, 12, np.arange(2, dtype=np.int32), (0, 1)),),
+        preemptions=(Preemption(3, 12),),
         releases=(3, 5),
         starts=(SlotStart(3, 13, np.arange(70, dtype=np.int32), 70, 32, SamplingParams(9), np.arange(5), ()),),
         growth=BlockGrowth(np.array([1]), np.array([2]), np.array([7], np.int32)),
         prefills=(PrefillChunk(3, 32, 38, True),),
         decode_slots=np.array([0, 1, 2]),
         num_tokens=41,
+        stores=Stores(np.arange(2, dtype=np.int32), np.arange(4, 6, dtype=np.int32)),
     )
     return altered(plan, **fields)
 
 
 def test_a_digest_is_the_same_on_every_machine():
-    assert PlanDigest().of(a_plan()) == 4034124842
-    nothing = {"preemptions": (), "releases": (), "starts": (), "prefills": (), "num_tokens": 3}
+    assert PlanDigest().of(a_plan()) == 3279010331
+    nothing = {"preemptions": (), "releases": (), "starts": (), "prefills": (), "num_tokens": 3, "stores": None}
     assert PlanDigest().of(a_plan(**nothing)) == 1334598860
     digests = PlanDigest()
     assert [digests.of(a_plan()), digests.of(a_plan(**nothing)), digests.of(a_plan())] == [
-        4034124842,
+        3279010331,
         1334598860,
-        4034124842,
+        3279010331,
     ]
 
 
@@ -319,7 +323,8 @@ def test_a_digest_does_not_depend_on_how_slots_are_stored(dtype):
 def test_a_digest_leaves_out_the_step_and_its_blocks_and_tokens():
     plan = a_plan()
     start = altered(plan.starts[0], token_ids=np.zeros(70, np.int32), block_ids=np.arange(5, 10))
-    others = {"step": 5, "growth": None, "starts": (start,)}
+    stores = Stores(np.arange(6, 8, dtype=np.int32), np.arange(2, dtype=np.int32))
+    others = {"step": 5, "growth": None, "starts": (start,), "stores": stores}
     assert PlanDigest().of(altered(plan, **others)) == PlanDigest().of(plan)
 
 
@@ -328,7 +333,7 @@ def test_every_decision_changes_the_digest():
     one, start, chunk = plan.preemptions[0], plan.starts[0], plan.prefills[0]
     others = [
         *(a_plan(preemptions=(altered(one, **each),)) for each in ({"slot": 4}, {"request_id": 9})),
-        a_plan(preemptions=(altered(one, host_block_ids=()),)),
+        a_plan(stores=None),
         *(a_plan(releases=each) for each in ((3,), (5, 3), (3, 6))),
         *(a_plan(starts=(altered(start, **{field: 30}),)) for field in ("slot", "request_id", "num_computed_tokens")),
         *(a_plan(starts=each) for each in ((), (start, start), (altered(start, host_block_ids=(3,)),))),

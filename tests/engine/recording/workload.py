@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from inflight_cost.model import CostModel
-from inflight_engine.cache.swap import SwapRates
+from inflight_engine.cache.loading import LoadRates
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.request import FinishReason, Request, SamplingParams, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig
@@ -44,6 +44,7 @@ class Workload:
         self.costs = random.Random(seed)
         self.scoring = random.Random(seed)
         self.continuing = random.Random(f"continuing {seed}")
+        self.loading = random.Random(f"loading {seed}")
         self.scheduler = Scheduler(config)
         self.config = config
         self.lookahead = lookahead
@@ -58,7 +59,7 @@ class Workload:
         self.work = []
         self.next_id = 0
         self.num_added = self.num_steps = self.num_changes = 0
-        self.hits = self.swapped_in = self.stopped = self.cancelled = self.failed = self.late_tokens = 0
+        self.hits = self.loaded = self.stopped = self.cancelled = self.failed = self.late_tokens = self.damaged = 0
         self.revision = 0
 
     def _is_cached(self, block_hash):
@@ -90,8 +91,8 @@ class Workload:
             self.scheduler.set_class_weights(weights)
             self.recorder.weights(weights)
         elif chance < 0.175:
-            rates = self.random.choice([None, SwapRates(1000.0, 1.5e5), SwapRates(1e5, 10.0)])
-            self.scheduler.preemptor.rates = rates
+            rates = self.random.choice([None, LoadRates(1000.0, 1.5e5), LoadRates(1e5, 10.0)])
+            self.scheduler.offload.rates = rates
             self.recorder.rates(rates)
         elif self.scheduler.has_work or self.under_way is not None:
             self.step(fails=chance > 0.999)
@@ -160,6 +161,10 @@ class Workload:
             return
         self.work.append(expected)
         sampled = self.random.choices(range(VOCAB), k=len(owners))
+        damaged = [start.slot for start in plan.starts if start.host_block_ids and self.loading.random() < 0.3]
+        if damaged:
+            self.scheduler.fail_loads(plan, damaged)
+            self.damaged += len(damaged)
         left = self.scheduler.discarded_slots(plan)
         for slot, request_id, token in zip(plan.sampled_slots.tolist(), owners, sampled, strict=True):
             if slot in left:
@@ -167,7 +172,7 @@ class Workload:
             else:
                 self.tokens[request_id].append(token)
         ended = self.scheduler.update(plan, np.array(sampled, np.int32))
-        self.recorder.stepped(plan, work, ended, seconds, ahead=ahead)
+        self.recorder.stepped(plan, work, ended, seconds, ahead=ahead, failed_loads=damaged)
         for request in ended:
             self.stopped += request.finish_reason is FinishReason.STOP
             self.forget(request.request_id)
@@ -184,8 +189,8 @@ class Workload:
         seconds = self.random.uniform(0.001, 0.01)
         for start in plan.starts:
             self.request_in[start.slot] = start.request_id
-            self.hits += bool(start.num_computed_tokens and not start.host_block_ids)
-            self.swapped_in += bool(start.host_block_ids)
+            self.hits += start.num_computed_tokens > len(start.host_block_ids) * self.config.block_size
+            self.loaded += len(start.host_block_ids)
         self.num_steps += 1
         owners = [self.request_in[slot] for slot in plan.sampled_slots.tolist()]
         work = work_of(plan, self.scheduler.num_attended_tokens, self.config.block_size)
@@ -206,16 +211,15 @@ class Workload:
     def work_of(self, plan, seconds):
         """Work of the step, from the requests' own tokens and states; after `schedule`."""
         chunks = [range(chunk.start, chunk.start + chunk.length) for chunk in plan.prefills]
-        copies = [start.num_computed_tokens for start in plan.starts if start.host_block_ids]
-        copies += [self.requests[each.request_id].num_computed_tokens for each in plan.preemptions if each.swapped]
-        size = self.config.block_size
+        copies = sum(len(start.host_block_ids) for start in plan.starts)
+        copies += 0 if plan.stores is None else len(plan.stores.host_block_ids)
         return (
             round(seconds, 6),
             len(plan.decode_slots),
             sum(map(len, chunks)),
             sum(len(self.tokens[self.request_in[slot]]) for slot in plan.decode_slots.tolist()),
             sum(position + 1 for chunk in chunks for position in chunk),
-            sum(-(-tokens // size) * size for tokens in copies),
+            copies * self.config.block_size,
         )
 
     def forget(self, request_id):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tests.engine.scheduling.model_runner import ModelSequence
+from tests.engine.scheduling.tier_rules import TierRules
 
 
 class CacheRules:
@@ -16,11 +19,23 @@ class CacheRules:
 
     Args:
         enabled: without it nothing can be found.
+        num_places: of the tier behind it.
+        stores: whether what is lost goes there.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, *, enabled: bool) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enabled: bool,
+        num_places: int = 0,
+        stores: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.block_size = block_size
         self.enabled = enabled
+        self.tier = TierRules(num_places)
+        self._stores = stores
         self.unshared: set[int] = set()
         self._owners = [0] * num_blocks
         self._num_empty = num_blocks
@@ -45,8 +60,15 @@ class CacheRules:
         ends = range(size - 1, self.findable(stamps, num_tokens), size)
         return sum(not self._owners[self._holder[stamps[end]]] for end in ends)
 
-    def give_out(self, block: int) -> None:
-        """A block gets a new content."""
+    def give_out(self, blocks: list[int]) -> None:
+        """Blocks get a new content, at once."""
+        lost = {self._content[block]: block for block in blocks if block in self._content}
+        for block in blocks:
+            self._give_out(block)
+        if self._stores():
+            self.tier.lost(lost)
+
+    def _give_out(self, block: int) -> None:
         assert not self._owners[block], f"block {block} is given out while it is owned"
         if block in self._content:
             assert self._num_empty == 0, f"the content of block {block} is lost though blocks without content are free"

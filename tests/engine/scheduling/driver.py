@@ -12,10 +12,10 @@ import numpy as np
 from inflight_cost.model import CostModel
 from inflight_engine.block_events import BlockEvent
 from inflight_engine.cache.block_pool import BlockPool
-from inflight_engine.cache.swap import SwapRates
+from inflight_engine.cache.loading import LoadRates
 from inflight_engine.request import FinishReason, ForcedRun, Request, SamplingParams, TokenIds
 from inflight_engine.scheduling.config import SchedulerConfig
-from inflight_engine.scheduling.plan import StepPlan
+from inflight_engine.scheduling.plan import SlotStart, StepPlan
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_settings.limits import Limits
 from tests.engine.scheduling.model_runner import Computed, ModelRunner, reference_output
@@ -92,7 +92,7 @@ class Driver:
         late_tokens: sampled for requests that had ended. put_back: requests that a broken step before theirs cost
             their slot. misled: those that found blocks of a step one of whose chunks was not computed. waited: how
             often nothing was planned before the tokens of the step under way. forced: tokens that requests got without
-        sampling them. unforced: how often there was no room for such.
+            sampling them. damaged: loads of what was not stored. unforced: how often there was no room for such.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Driver:
         self.lookahead = lookahead
         self.now = 0.0
         self.under_way: Launched | None = None
-        self.late_tokens = self.put_back = self.misled = self.waited = self.forced = self.unforced = 0
+        self.late_tokens = self.put_back = self.misled = self.waited = self.forced = self.unforced = self.damaged = 0
         self.unscored: dict[int, set[int]] = {}
         self._domains: dict[tuple[str, str] | int, int] = {}
 
@@ -156,8 +156,8 @@ class Driver:
     def set_limits(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self.scheduler.limits = self.rules.limits = Limits(max_num_seqs, max_num_batched_tokens)
 
-    def set_rates(self, rates: SwapRates | None) -> None:
-        self.scheduler.preemptor.rates = self.rules.rates = rates
+    def set_rates(self, rates: LoadRates | None) -> None:
+        self.scheduler.offload.rates = self.rules.rates = rates
 
     def set_prefill_cost(self, cost: CostModel | None) -> None:
         self.scheduler.deadlines.cost = self.rules.prefill_cost = cost
@@ -181,13 +181,14 @@ class Driver:
         meanwhile: Callable[[], None] = nothing,
         failing_slots: FailingSlots = no_slots,
         forces: Forces = no_tokens,
+        damaged: FailingSlots = no_slots,
     ) -> StepPlan | None:
         """Runs an iteration and returns its plan: with lookahead the next one is launched before it is taken in.
 
         Where `fails` says so the runner breaks in a step, and the requests that it was for end: it breaks when it is
         launched, and with lookahead every other time when its tokens are collected. `meanwhile` happens while steps are
         under way. `failing_slots`: slots that a step has no memory for, where it does not break. `forces`: how many
-        tokens must follow one that was sampled.
+        tokens must follow one that was sampled. `damaged`: slots for which a step loads something else than was stored.
         """
         self.plans = []
         step = self.under_way or self._launch(fails, ahead=False)
@@ -198,7 +199,7 @@ class Driver:
             self.rules.counted(step.plan)
             self.under_way = self._launch(fails, ahead=True)
         meanwhile()
-        self._take_in(step, failing_slots, forces)
+        self._take_in(step, failing_slots, forces, damaged)
         return step.plan
 
     def _launch(self, fails: Fails, *, ahead: bool) -> Launched | None:
@@ -229,7 +230,7 @@ class Driver:
         owners = {slot: self.slot_owner[slot] for slot in computing}
         return Launched(plan, owners, token_ids, written, self.runner.computed, breaks)
 
-    def _take_in(self, step: Launched, failing_slots: FailingSlots, forces: Forces) -> None:
+    def _take_in(self, step: Launched, failing_slots: FailingSlots, forces: Forces, damaged: FailingSlots) -> None:
         plan = step.plan
         left = {slot for slot, request_id in step.owners.items() if request_id in self.finished} | step.put_back
         assert self.scheduler.discarded_slots(plan) & step.owners.keys() == left, "discarded_slots is not who has ended"
@@ -240,6 +241,9 @@ class Driver:
         failing = failing_slots(plan)
         if failing:
             self._fail_slots(step, failing)
+        starts = [start for start in plan.starts if start.host_block_ids and start.slot in damaged(plan)]
+        if starts:
+            self._fail_loads(step, starts)
         left |= failing | step.put_back
         complete = set()
         for chunk in plan.prefills:
@@ -325,22 +329,33 @@ class Driver:
         if failed_chunks:
             self._lose_chunks(steps, {step.owners[slot] for slot in failed_chunks - step.put_back})
 
-    def _lose_chunks(self, steps: list[Launched], failed: Set[int]) -> None:
-        """Chunks of these requests were not computed. All that found blocks of a step under way start anew."""
+    def _fail_loads(self, step: Launched, starts: list[SlotStart]) -> None:
+        """These loaded something else than was stored, and what was computed from that is worth nothing."""
+        self.scheduler.fail_loads(step.plan, [start.slot for start in starts])
+        for start in starts:
+            self.rules.load_failed(start)
+        self.damaged += len(starts)
+        self._lose_chunks([step] if self.under_way is None else [step, self.under_way], frozenset(), starts)
+
+    def _lose_chunks(self, steps: list[Launched], failed: Set[int], damaged: Sequence[SlotStart] = ()) -> None:
+        """Chunks of these requests were not computed, or loads were `damaged`. All that found blocks of a step under
+        way start anew."""
         planned = self.rules.chunks_failed([each.plan for each in steps])
-        misled: list[int] = []
+        misled = [each.request_id for each in damaged if not self._left(each, steps[0])]
         for each in steps:
             for start in each.plan.starts:
-                num_found = 0 if start.host_block_ids else start.num_computed_tokens // self.config.block_size
-                left = start.request_id in self.finished or start.slot in each.put_back
+                num_found = start.num_computed_tokens // self.config.block_size
+                left = start.request_id in misled or self._left(start, each)
                 if not left and not planned.isdisjoint(start.block_ids[:num_found].tolist()):
                     misled.append(start.request_id)
         spoiled = set(failed)
         lost: set[tuple[int, int]] = set()
         for each in steps:
             for start in each.plan.starts:  # A copy from host memory fills a block before anything is computed.
-                copied = start.block_ids[: len(start.host_block_ids)].tolist()
+                copied = start.loaded(self.config.block_size).tolist()
                 lost = {entry for entry in lost if entry[0] not in copied}
+                if start in damaged:
+                    lost |= {(block, offset) for block in copied for offset in range(self.config.block_size)}
             for computed in each.computed:
                 if computed.slot in each.put_back:  # by a failure before this one
                     lost |= computed.written
@@ -358,13 +373,15 @@ class Driver:
             self.runner.put_back(request_id)
         self.misled += len(misled)
 
+    def _left(self, start: SlotStart, step: Launched) -> bool:
+        return start.request_id in self.finished or start.slot in step.put_back
+
     def _fail(self, step: Launched) -> None:
         """The step breaks, and the one that was launched after it with it."""
         plan, later = step.plan, self.under_way
         self.under_way = None
-        copied_out = [preemption.request_id for preemption in plan.preemptions if preemption.host_block_ids]
         owners = [request_id for slot, request_id in step.owners.items() if slot not in step.put_back]
-        lost = [each for each in (*owners, *copied_out) if each not in self.finished]
+        lost = [each for each in owners if each not in self.finished]
         assert [request.request_id for request in self.scheduler.fail(plan)] == lost, (
             "fail does not return what a failed step may have left without its keys and values"
         )

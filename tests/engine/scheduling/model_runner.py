@@ -4,9 +4,10 @@ It knows nothing of the scheduler's code. From the prompts and the plans alone i
 which block, and what every entry of every device and host block holds, and raises on the first breach.
 
 The "model" is a hash of all tokens before. An entry of a block holds the hash of the tokens up to its own (its
-"stamp"), as the keys and values of a real model depend on all tokens before. A chunk or a decode writes stamps, a swap
-copies them, a prefix hit finds them. So a wrong hit, a block given to somebody else while it was owned, a copy in the
-wrong order or a token computed too few times is a wrong stamp, and it is noticed when the entry is next read.
+"stamp"), as the keys and values of a real model depend on all tokens before. A chunk or a decode writes stamps, a copy
+to or from host memory copies them, a prefix hit finds them. So a wrong hit, a block given to somebody else while it was
+owned, a copy in the wrong order or a token computed too few times is a wrong stamp, and it is noticed when the entry is
+next read.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from itertools import chain
 import numpy as np
 
 from inflight_engine.request import TokenIds
-from inflight_engine.scheduling.plan import SlotStart, StepPlan
+from inflight_engine.scheduling.plan import Preemption, SlotStart, StepPlan
 
 VOCAB = 50
 UNWRITTEN = -1
@@ -72,7 +73,7 @@ class ModelSequence:
         domain: requests of different domains (tenant, cache salt) must not see each other's blocks.
         token_ids: known so far.
         stamps: what the entry of each known token has to hold.
-        computed: how many of them are in `blocks`; in `host_blocks` while it is swapped out.
+        computed: how many of them are in `blocks`.
         confirmed: how many of those a hit brought, or steps whose tokens the scheduler took in.
         slot: -1 while it has none.
         started: number of its last start among all starts.
@@ -87,7 +88,6 @@ class ModelSequence:
     computed: int = 0
     confirmed: int = 0
     blocks: list[int] = field(default_factory=list)
-    host_blocks: tuple[int, ...] = ()
     slot: int = -1
     started: int = -1
     samples: int = 0
@@ -117,7 +117,6 @@ class ModelRunner:
         sequences: every request that did not end.
         refs: how many block tables hold each device block.
         num_owned: device blocks that any table holds.
-        num_host_owned: host blocks that hold swapped requests.
         hit_tokens: tokens that starts found in the cache.
         written: (block, offset) of each entry that the last plan executed computed.
         computed: of each request by the last plan, in its order; where that broke, what it was to compute.
@@ -134,7 +133,6 @@ class ModelRunner:
         self.sequences: dict[int, ModelSequence] = {}
         self.refs = [0] * num_blocks
         self.num_owned = 0
-        self.host_owner: dict[int, int] = {}
         self.steps = 0
         self.starts = 0
         self.hit_tokens = 0
@@ -143,10 +141,6 @@ class ModelRunner:
         self.extensions = 0
         self.written: list[tuple[int, int]] = []
         self.computed: list[Computed] = []
-
-    @property
-    def num_host_owned(self) -> int:
-        return len(self.host_owner)
 
     @property
     def running(self) -> list[ModelSequence]:
@@ -162,7 +156,6 @@ class ModelRunner:
         releases."""
         sequence = self.sequences.pop(request_id)
         self._drop_blocks(sequence)
-        self._drop_host_blocks(sequence)
         if sequence.slot >= 0:
             self._leave(sequence.slot)
 
@@ -194,26 +187,20 @@ class ModelRunner:
         to be copied to hold nothing, and those that were to be computed what they held before."""
         self._apply(plan)
         self.computed = self._to_compute(plan)
-        nothing = [UNWRITTEN] * self.block_size
-        for preemption in plan.preemptions:
-            for host in preemption.host_block_ids:
-                self.host_memory[host][:] = nothing
-        for start in plan.starts:
-            if start.host_block_ids:
-                self.slots[start.slot].computed = 0
-            for block in start.block_ids[: len(start.host_block_ids)].tolist():
-                self.memory[block][:] = nothing
+        self._spoil_copies(plan)
 
     def spoil(self, plan: StepPlan, written: list[tuple[int, int]]) -> None:
         """A plan that was executed turns out to have broken: whatever it wrote or copied holds nothing."""
-        nothing = [UNWRITTEN] * self.block_size
         for block, offset in written:
             self.memory[block][offset] = UNWRITTEN
-        for preemption in plan.preemptions:
-            for host in preemption.host_block_ids:
-                self.host_memory[host][:] = nothing
+        self._spoil_copies(plan)
+
+    def _spoil_copies(self, plan: StepPlan) -> None:
+        nothing = [UNWRITTEN] * self.block_size
+        for host in [] if plan.stores is None else plan.stores.host_block_ids.tolist():
+            self.host_memory[host][:] = nothing
         for start in plan.starts:
-            for block in start.block_ids[: len(start.host_block_ids)].tolist():
+            for block in start.loaded(self.block_size).tolist():
                 self.memory[block][:] = nothing
 
     def lose(self, entries: Iterable[tuple[int, int]]) -> None:
@@ -235,8 +222,10 @@ class ModelRunner:
     def _apply(self, plan: StepPlan) -> None:
         assert plan.step == self.steps, "steps are numbered without gaps"
         self.steps += 1
-        if plan.preemptions:
+        if plan.stores is not None:
             self._copy_out(plan)
+        for preemption in plan.preemptions:
+            self._preempt(preemption)
         if plan.releases or self.owed_releases:
             self._release(plan)
         for start in plan.starts:
@@ -249,31 +238,22 @@ class ModelRunner:
             self._grow(plan)
 
     def _copy_out(self, plan: StepPlan) -> None:
-        size = self.block_size
-        for preemption in plan.preemptions:
-            sequence = self.slots.get(preemption.slot)
-            assert sequence is not None, f"slot {preemption.slot} is preempted but not taken"
-            assert preemption.slot not in self.owed_releases, "a request that ended is preempted"
-            assert sequence.request_id == preemption.request_id, "the preemption names another request than the slot's"
-            hosts, blocks = preemption.host_block_ids, preemption.block_ids.tolist()
-            if hosts:
-                assert len(blocks) == len(hosts), "blocks copied out and host blocks are not one to one"
-                assert blocks == sequence.blocks[: len(blocks)], (
-                    "blocks copied out are not the request's, in table order"
-                )
-                assert len(hosts) == -(-sequence.computed // size), "not all computed tokens are copied out, or more"
-                for block, host in zip(blocks, hosts, strict=True):
-                    assert 0 <= host < self.num_host_blocks, f"there is no host block {host}"
-                    assert host not in self.host_owner, f"host block {host} has two owners"
-                    self.host_owner[host] = sequence.request_id
-                    self.host_memory[host][:] = self.memory[block]
-                sequence.host_blocks = hosts
-            else:
-                assert not blocks, "blocks are copied out to nowhere"
-                sequence.computed = 0
-            sequence.confirmed = 0
-            self._drop_blocks(sequence)
-            self._leave(preemption.slot)
+        assert plan.stores is not None
+        blocks, hosts = plan.stores.block_ids.tolist(), plan.stores.host_block_ids.tolist()
+        assert len(blocks) == len(hosts) > 0, "blocks copied out and host blocks are not one to one"
+        assert len(set(hosts)) == len(hosts), "two blocks are copied to one place"
+        for block, host in zip(blocks, hosts, strict=True):
+            assert 0 <= host < self.num_host_blocks, f"there is no host block {host}"
+            self.host_memory[host][:] = self.memory[block]
+
+    def _preempt(self, preemption: Preemption) -> None:
+        sequence = self.slots.get(preemption.slot)
+        assert sequence is not None, f"slot {preemption.slot} is preempted but not taken"
+        assert preemption.slot not in self.owed_releases, "a request that ended is preempted"
+        assert sequence.request_id == preemption.request_id, "the preemption names another request than the slot's"
+        sequence.computed = sequence.confirmed = 0
+        self._drop_blocks(sequence)
+        self._leave(preemption.slot)
 
     def _leave(self, slot: int) -> None:
         self.owed_releases.add(slot)
@@ -308,22 +288,16 @@ class ModelRunner:
         assert min(blocks) >= 0, "there is no such block"
         assert max(blocks) < self.num_blocks, "there is no such block"
 
-        assert hosts == sequence.host_blocks, "the host blocks are not those that the request was swapped out to"
-        if hosts:
-            assert computed == sequence.computed, "a swapped request does not go on where it was"
-            for block, host in zip(blocks, hosts, strict=False):
-                assert not self.refs[block], f"block {block} is overwritten by a copy from host while it is owned"
-                self.memory[block][:] = self.host_memory[host]
-            self._drop_host_blocks(sequence)
-            fresh = blocks[len(hosts) :]
-        else:
-            assert computed % size == 0, "a prefix hit ends inside a block"
-            self.hit_tokens += computed
-            fresh = blocks[computed // size :]
+        assert computed % size == 0, "a start goes on inside a block"
+        fresh = blocks[computed // size - len(hosts) :]
+        self.hit_tokens += computed
+        for block, host in zip(fresh, hosts, strict=False):
+            assert not self.refs[block], f"block {block} is overwritten by a copy from host while it is owned"
+            self.memory[block][:] = self.host_memory[host]
         for block in fresh:
             assert not self.refs[block], f"block {block} is given out while it is owned"
         sequence.slot, sequence.blocks, sequence.computed, sequence.samples = slot, blocks, computed, 0
-        sequence.confirmed = 0 if hosts else computed
+        sequence.confirmed = computed
         sequence.started, sequence.extended = self.starts, -1
         self.starts += 1
         self._take(blocks)
@@ -429,8 +403,3 @@ class ModelRunner:
             refs[block] -= 1
             self.num_owned -= not refs[block]
         sequence.blocks = []
-
-    def _drop_host_blocks(self, sequence: ModelSequence) -> None:
-        for host in sequence.host_blocks:
-            del self.host_owner[host]
-        sequence.host_blocks = ()

@@ -37,7 +37,7 @@ class Known:
 class QueueRules:
     """
     Attributes:
-        waiting: requests that never had a slot, by class. paused: those that were preempted, swapped out or not, and
+        waiting: requests that never had a slot, by class. paused: those that were preempted, and
             those that came with tokens, by class too.
         class_weights: in force. targets: of TTFT, by class. now: when the scheduler is asked.
         num_late: requests that were late when they were admitted.

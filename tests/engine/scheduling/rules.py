@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from inflight_cost.model import CostModel, StepWork
-from inflight_engine.cache.swap import SwapRates
+from inflight_engine.cache.loading import LoadRates
 from inflight_engine.request import Request, RequestState
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.plan import Preemption, Slots, SlotStart, StepPlan
@@ -94,23 +94,30 @@ class Rules:
         requests: that did not end, in order of arrival.
         queues: those of them that have no slot. refused: who of these was next and did not fit. num_passed: times that
             somebody was admitted before one of them.
-        num_preemptions, num_swaps: since start. num_throttled: steps with a budget below the running decodes.
+        num_preemptions: since start. num_loaded: blocks loaded from the tier.
+        num_throttled: steps with a budget below the running decodes.
     """
 
     def __init__(self, config: SchedulerConfig, runner: ModelRunner) -> None:
         self.config = config
         self.runner = runner
         self.limits: Limits = config.capacity
-        self.rates: SwapRates | None = None
+        self.rates: LoadRates | None = None
         self.prefill_cost: CostModel | None = None
         self.requests: dict[int, Known] = {}
         self.queues = QueueRules(config)
         self.refused: dict[int, Refused] = {}
         self.num_passed = 0
-        self._cache = CacheRules(config.num_blocks, config.block_size, enabled=config.prefix_caching)
+        self._cache = CacheRules(
+            config.num_blocks,
+            config.block_size,
+            enabled=config.prefix_caching,
+            num_places=config.num_host_blocks if config.prefix_caching and config.preemption != "recompute" else 0,
+            stores=self._stores,
+        )
         self.num_added = 0
         self.num_preemptions = 0
-        self.num_swaps = 0
+        self.num_loaded = 0
         self.prefix_queries = self.prefix_hits = 0
         self.num_throttled = 0
         self._decode_slots: tuple[Slots | None, list[int]] = (None, [])
@@ -180,8 +187,7 @@ class Rules:
         """It goes on with tokens that it did not sample, which count as those that it does, with the one that their
         chunk samples. `blocks`: that it got for them."""
         known = self.requests[request_id]
-        for block in blocks:
-            self._cache.give_out(block)
+        self._cache.give_out(blocks)
         self.runner.extend(request_id, num_known, token_ids, blocks)
         self.queues.decode_ends(known)
         self.queues.generated(known, len(token_ids) + 1)
@@ -213,7 +219,12 @@ class Rules:
     def chunks_failed(self, plans: list[StepPlan]) -> set[int]:
         """A chunk of these plans under way was not computed: nothing that they were to compute is found any more.
         Returns the blocks that could be found since they were made."""
+        self._cache.tier.forget()
         return set().union(*(self._cache.dropped(plan.step) for plan in plans))
+
+    def load_failed(self, start: SlotStart) -> None:
+        """Take in that a start found something damaged in the tier."""
+        self._cache.tier.damaged(start.host_block_ids)
 
     # One step.
 
@@ -308,6 +319,7 @@ class Rules:
             self.counted(plan)
         del self._under_way[plan.step]
         self._cache.taken_in(plan.step)
+        self._cache.tier.taken_in(plan.step)
         for request_id, computed in under_way.computed.values():
             if request_id in self.requests:
                 self.runner.sequences[request_id].confirmed = computed
@@ -316,6 +328,7 @@ class Rules:
         """A plan has broken, carried out or not, and its tokens will not be taken in."""
         self._under_way.pop(plan.step, None)
         self._cache.dropped(plan.step)
+        self._cache.tier.forget()
 
     def _check_ending(self, known: Known) -> None:
         sequence = self.runner.sequences[known.request.request_id]
@@ -348,7 +361,7 @@ class Rules:
         throttled = len(decoding) > budget
         self.num_throttled += throttled
         due = {sequence.slot for sequence in self._oldest(decoding, budget)}
-        # A request that was swapped in one token short may decode at once.
+        # A request of which all but one token is found may decode at once.
         ready = {start.slot for start in plan.starts if start.num_computed_tokens == len(start.token_ids) - 1}
         planned = set(plan.decode_slots.tolist())
         assert due <= planned, (
@@ -377,7 +390,6 @@ class Rules:
         size = self.config.block_size
         refs: dict[int, int] = {}
         free = self.config.num_blocks - self.runner.num_owned
-        host_free = self.config.num_host_blocks - self.runner.num_host_owned
         for preemption in preemptions:
             victim = next((each for each in running if each.request_id == preemption.request_id), None)
             assert victim is not None, "a request is preempted that does not run"
@@ -387,14 +399,13 @@ class Rules:
             assert needed > free, "a request is preempted though blocks did not run out"
             assert victim is not min(running, key=self._order), "the oldest running request is preempted"
             self._check_victim(victim, running)
-            host_free -= self._check_way(preemption, victim, host_free)
             self._cache.leave(victim)
             for block in victim.blocks:
                 refs[block] = refs.get(block, self.runner.refs[block]) - 1
                 free += not refs[block]
             running = [each for each in running if each is not victim]
             known = self.requests[victim.request_id]
-            known.state = RequestState.SWAPPED if preemption.host_block_ids else RequestState.PREEMPTED
+            known.state = RequestState.PREEMPTED
             assert known.request.state is known.state, "the state of a preempted request is wrong"
             generated = victim.token_ids[known.request.num_prompt_tokens :]
             assert known.request.output_token_ids.tolist() == generated, "a preempted request loses tokens"
@@ -403,7 +414,6 @@ class Rules:
                 self.queues.decode_ends(known)
             self.queues.pause(known)
             self.num_preemptions += 1
-            self.num_swaps += bool(preemption.host_block_ids)
         return running
 
     def _check_victim(self, victim: ModelSequence, running: list[ModelSequence]) -> None:
@@ -432,23 +442,6 @@ class Rules:
             case "most_preempted_last":
                 return *standing, -known.num_preemptions, known.order
         raise ValueError(self.config.preemption_victim)
-
-    def _check_way(self, preemption: Preemption, victim: ModelSequence, host_free: int) -> int:
-        """Recompute or swap; host blocks taken."""
-        needed = -(-victim.computed // self.config.block_size)
-        match self.config.preemption:
-            case "recompute":
-                cheaper = False
-            case "swap":
-                cheaper = True
-            case _:
-                # Out and in again, against computing once more.
-                cheaper = self.rates is not None and 2 / self.rates.copy < 1 / self.rates.prefill
-        if cheaper and needed <= host_free:
-            assert preemption.host_block_ids, "recomputed though swapping is cheaper and host memory has room"
-        else:
-            assert not preemption.host_block_ids, "swapped though it is not cheaper, or beyond host memory"
-        return len(preemption.host_block_ids)
 
     # Admission.
 
@@ -536,27 +529,46 @@ class Rules:
         the same step compute."""
         cache, slots, size = self._cache, self.runner.slots, self.config.block_size
         if plan.growth is not None:
-            for block in plan.growth.block_ids.tolist():
-                cache.give_out(block)
+            cache.give_out(plan.growth.block_ids.tolist())
         ends = {chunk.slot: chunk.start + chunk.length for chunk in plan.prefills}
         starting = {start.slot for start in plan.starts}
         for slot, end in ends.items():
             if slot not in starting:
                 cache.planned(plan.step, slots[slot], end)
         for start in plan.starts:
-            blocks, num_shared = start.block_ids.tolist(), 0
-            if not start.host_block_ids:
-                found = cache.findable(slots[start.slot].stamps, len(start.token_ids))
-                assert start.num_computed_tokens == found, (
-                    f"{found} tokens are in the prefix cache, and {start.num_computed_tokens} are taken from there"
-                )
-                num_shared = start.num_computed_tokens // size
-            for block in blocks[:num_shared]:
+            blocks, stamps, num_loaded = start.block_ids.tolist(), slots[start.slot].stamps, len(start.host_block_ids)
+            found = cache.findable(stamps, len(start.token_ids))
+            taken = start.num_computed_tokens - num_loaded * size
+            assert taken == found, f"{found} tokens are in the prefix cache, and {taken} are taken from there"
+            contents = stamps[found + size - 1 : (len(start.token_ids) - 1) // size * size : size]
+            in_tier = cache.tier.leading(contents)
+            due = in_tier if self._pays(in_tier * size, found) else 0
+            assert num_loaded == due, f"{num_loaded} blocks are loaded, and {due} should be"
+            cache.tier.load(contents[:due], start.host_block_ids, plan)
+            self.num_loaded += due
+            for block in blocks[: found // size]:
                 cache.share(block)
-            for block in blocks[num_shared:]:
-                cache.give_out(block)
+            cache.give_out(blocks[found // size :])
             assert start.slot in ends, "a request starts and computes nothing"
+            cache.planned(plan.step, slots[start.slot], start.num_computed_tokens)
             cache.planned(plan.step, slots[start.slot], ends[start.slot])
+        cache.tier.planned(plan)
+
+    def _stores(self) -> bool:
+        """Where loading the last block of the longest request takes longer than computing it, nothing is stored."""
+        size = self.config.block_size
+        longest = min(self.config.max_model_len, self.config.num_blocks * size)
+        return self._pays(size, longest - size)
+
+    def _pays(self, num_tokens: int, num_before: int) -> bool:
+        """Loading takes less time than computing, as far as either is known, or is the rule."""
+        if not num_tokens or self.config.preemption == "swap":
+            return bool(num_tokens)
+        rates, cost = self.rates, self.prefill_cost
+        if rates is None:
+            return False
+        computing = num_tokens / rates.prefill if cost is None else cost.prefill_seconds(num_tokens, num_before)
+        return num_tokens / rates.copy < computing
 
     def _check_room_left(self, plan: StepPlan, running: list[ModelSequence]) -> None:
         """`kv_headroom` is free after an admission, unless the admitted request is the only one."""
@@ -591,8 +603,6 @@ class Rules:
         sequence = self.runner.sequences[known.request.request_id]
         num_tokens = len(sequence.token_ids)
         needed = -(-num_tokens // self.config.block_size)
-        if known.state is RequestState.SWAPPED:
-            return needed
         shared = self._cache.findable(sequence.stamps, num_tokens) // self.config.block_size
         return needed - shared + self._cache.num_unowned(sequence.stamps, num_tokens)
 
@@ -615,10 +625,8 @@ class Rules:
         assert scheduler.num_waiting == len(self.requests) - len(running), "num_waiting is wrong"
         assert scheduler.has_work == bool(self.requests), "has_work is wrong"
         assert scheduler.preemptor.num_preemptions == self.num_preemptions, "num_preemptions is wrong"
-        assert scheduler.preemptor.num_swaps == self.num_swaps, "num_swaps is wrong"
-        assert scheduler.preemptor.num_swapped_blocks == runner.num_host_owned, (
-            "host blocks leaked, or given up too early"
-        )
+        assert scheduler.offload.usage() == self._cache.tier.num_full, "host blocks leaked, or given up too early"
+        assert scheduler.offload.num_loaded == self.num_loaded, "num_loaded is wrong"
         owned = round(scheduler.kv_usage * self.config.num_blocks)
         assert owned == runner.num_owned, f"{owned} blocks are in use where block tables hold {runner.num_owned}"
         assert scheduler.admission.prefix_queries == self.prefix_queries, "prefix_queries is wrong"

@@ -285,7 +285,7 @@ class QueuesMachine(RuleBasedStateMachine):
             self._preempt(request)
 
     def _preempt(self, request):
-        request.state = RequestState.PREEMPTED if request.order % 2 else RequestState.SWAPPED
+        request.state = RequestState.PREEMPTED
         request.num_preemptions += 1
         self._push(request)
 

@@ -86,10 +86,10 @@ def test_fair_charges_a_continued_request_to_its_tenant_and_not_to_its_class():
     assert waiting.pop(0).order == 9
 
 
-@pytest.mark.parametrize("state", [RequestState.PREEMPTED, RequestState.SWAPPED])
 @pytest.mark.parametrize("policy", ["fcfs", "sjf", "fair", "deadline"])
-def test_what_lost_its_slot_comes_before_everything_new_of_its_class_and_by_arrival(state, policy):
+def test_what_lost_its_slot_comes_before_everything_new_of_its_class_and_by_arrival(policy):
     waiting = queues(policy=policy)
+    state = RequestState.PREEMPTED
     for each in (request(0), request(5, max_tokens=90, state=state), request(3, state=state)):
         waiting.push(each, 0)
     assert len(waiting) == 3
@@ -124,7 +124,7 @@ def test_under_the_priority_policy_what_lost_its_slot_comes_first_of_its_priorit
 
 def test_a_class_in_which_nothing_but_a_preempted_request_waits_has_its_turn():
     waiting = queues(*THREE)
-    preempted = request(0, "bulk", state=RequestState.SWAPPED)
+    preempted = request(0, "bulk", state=RequestState.PREEMPTED)
     waiting.push(preempted, 0)
     assert waiting.head(0) is preempted
     waiting.remove(preempted)
@@ -143,7 +143,7 @@ def test_a_request_stands_by_its_class_then_by_its_priority_where_the_policy_ord
 
 def test_what_ended_while_it_waited_is_gone_from_either_lane():
     waiting = queues(*THREE)
-    new, resumed, other = request(0, "gold"), request(1, "gold", state=RequestState.SWAPPED), request(2, "bulk")
+    new, resumed, other = request(0, "gold"), request(1, "gold", state=RequestState.PREEMPTED), request(2, "bulk")
     for each in (new, resumed, other):
         waiting.push(each, 0)
     waiting.remove(resumed)

@@ -1,6 +1,7 @@
 import pytest
 
-from inflight_engine.cache.swap import SwapRates
+from inflight_cost.model import CostModel
+from inflight_engine.cache.loading import LoadRates
 from inflight_engine.request import FinishReason, RequestState
 from inflight_engine.scheduling.scheduler import CannotFitError
 from inflight_settings.scheduling import ServiceClass
@@ -197,52 +198,102 @@ def test_one_free_slot_table_row_serves_many_requests_one_after_the_other():
     assert driver.scheduler.num_running == 0
 
 
-def test_a_preempted_request_whose_cache_is_swapped_goes_on_without_computing_it_again():
+def test_a_preempted_request_computes_nothing_again_but_its_last_block():
     driver = Driver(num_blocks=8, block_size=2, max_model_len=16, preemption="swap", num_host_blocks=16)
     requests = [driver.add(i, [i, i + 1, i + 2], 10) for i in range(4)]
-    states, lengths = set(), []
+    lengths = []
     while (plan := driver.step()) is not None:
-        states |= {request.state for request in requests}
-        resumed = [start.slot for start in plan.starts if start.host_block_ids]
+        resumed = [start.slot for start in plan.starts if requests[start.request_id].num_preemptions]
         lengths += [chunk.length for chunk in plan.prefills if chunk.slot in resumed]
-    assert RequestState.SWAPPED in states
-    assert RequestState.PREEMPTED not in states
-    assert driver.scheduler.preemptor.num_swaps == len(lengths) > 0
-    assert set(lengths) == {1}
-    assert driver.scheduler.preemptor.num_swapped_blocks == 0
+    assert driver.scheduler.preemptor.num_preemptions == len(lengths) > 0
+    assert driver.scheduler.offload.num_loaded > 0
+    assert max(lengths) <= 2
+
+
+def test_what_the_cache_evicted_is_loaded_by_a_later_turn_of_the_conversation():
+    driver = Driver(num_blocks=8, block_size=2, max_model_len=16, preemption="swap", num_host_blocks=64)
+    first = list(range(9))
+    driver.add(0, first, 2)
+    driver.run()
+    for other in range(1, 4):
+        driver.add(other, [other] * 14, 2)
+        driver.run()
+    driver.add(9, [*first, 7, 7], 2)
+    plan = driver.step()
+    (start,) = plan.starts
+    assert (len(start.host_block_ids), start.num_computed_tokens) == (4, 8)
+    driver.run()
+    assert driver.scheduler.admission.prefix_hits == 8
+
+
+def test_a_tenant_loads_nothing_that_another_one_computed():
+    driver = Driver(num_blocks=8, block_size=2, max_model_len=16, preemption="swap", num_host_blocks=64)
+    for tenant, salt, num_found in (("a", "", 0), ("b", "", 0), ("a", "salt", 0), ("a", "", 4)):
+        driver.add(10 * num_found + ord(tenant) + len(salt), list(range(9)), 2, tenant=tenant, cache_salt=salt)
+        (start,) = driver.step().starts
+        assert len(start.host_block_ids) == num_found
+        driver.run()
+        driver.add(1, [3] * 14, 2, tenant="c")
+        driver.run()
+        del driver.finished[1]
 
 
 @pytest.mark.parametrize(
-    ("rates", "swaps"),
-    [(None, False), (SwapRates(prefill=100.0, copy=150.0), False), (SwapRates(prefill=100.0, copy=5000.0), True)],
+    "fields",
+    [
+        {"preemption": "recompute", "num_host_blocks": 64},
+        {"preemption": "swap", "num_host_blocks": 64, "prefix_caching": False},
+        {"preemption": "swap", "num_host_blocks": 0},
+    ],
 )
-def test_auto_swaps_only_where_copying_out_and_back_is_measured_to_be_faster(rates, swaps):
+def test_without_a_tier_nothing_is_copied(fields):
+    driver = Driver(num_blocks=8, block_size=2, max_model_len=16, **fields)
+    for request_id in range(4):
+        driver.add(request_id, [request_id] * 3, 10)
+    while (plan := driver.step()) is not None:
+        assert plan.stores is None
+    assert driver.scheduler.running.pool.offload is None
+
+
+def test_a_request_whose_load_failed_computes_what_it_was_to_load():
+    driver = Driver(num_blocks=8, block_size=2, max_model_len=16, preemption="swap", num_host_blocks=64)
+    driver.add(0, list(range(9)), 2)
+    driver.run()
+    driver.add(1, [3] * 14, 2)
+    driver.run()
+    request = driver.add(2, list(range(9)), 5)
+    (start,) = driver.step(damaged=lambda plan: {0}).starts
+    assert len(start.host_block_ids) == 4
+    assert (request.state, driver.scheduler.offload.num_failed) == (RequestState.PREEMPTED, 4)
+    (start,) = driver.step().starts
+    assert (start.num_computed_tokens, start.host_block_ids) == (0, ())
+    driver.run()
+    assert driver.outputs[2] == reference_output(list(range(9)), 5)
+
+
+@pytest.mark.parametrize(
+    ("rates", "loads"),
+    [(None, False), (LoadRates(prefill=100.0, copy=90.0), False), (LoadRates(prefill=100.0, copy=5000.0), True)],
+)
+def test_auto_stores_and_loads_only_where_copying_is_measured_to_be_faster(rates, loads):
     driver = Driver(num_blocks=8, block_size=2, max_model_len=16, preemption="auto", num_host_blocks=16)
     driver.set_rates(rates)
     for request_id in range(4):
         driver.add(request_id, [request_id] * 3, 10)
     driver.run()
     assert driver.scheduler.preemptor.num_preemptions > 0
-    assert (driver.scheduler.preemptor.num_swaps > 0) == swaps
+    assert (driver.scheduler.offload.num_loaded > 0) == loads
+    assert (driver.scheduler.offload.num_stored > 0) == loads
 
 
-def test_where_host_memory_is_full_a_victim_is_recomputed_instead():
-    driver = Driver(num_blocks=8, block_size=2, max_model_len=16, preemption="swap", num_host_blocks=1)
+def test_auto_stores_what_only_loads_behind_a_long_context_can_pay_for():
+    driver = Driver(num_blocks=8, block_size=2, max_model_len=16, preemption="auto", num_host_blocks=16)
+    driver.set_rates(LoadRates(prefill=1.0, copy=1.0))
+    driver.set_prefill_cost(CostModel(0.0, 0.0, 0.9, 0.0, 0.01))
     for request_id in range(4):
         driver.add(request_id, [request_id] * 3, 10)
     driver.run()
-    assert driver.scheduler.preemptor.num_preemptions > driver.scheduler.preemptor.num_swaps
-
-
-def test_a_cancelled_swapped_request_gives_back_its_host_memory():
-    driver = Driver(num_blocks=8, block_size=2, max_model_len=16, preemption="swap", num_host_blocks=16)
-    requests = [driver.add(i, [i] * 3, 10) for i in range(4)]
-    while not driver.scheduler.preemptor.num_swapped_blocks:
-        driver.step()
-    for request in requests:
-        if request.state is RequestState.SWAPPED:
-            driver.cancel(request.request_id)
-    assert driver.scheduler.preemptor.num_swapped_blocks == 0
+    assert driver.scheduler.offload.num_stored > 0
 
 
 def test_a_shared_prefix_is_computed_once_and_its_blocks_are_shared():
@@ -433,38 +484,6 @@ def test_a_copy_of_a_chunk_without_memory_is_put_back_whether_or_not_its_own_lau
     assert (start.request_id, start.num_computed_tokens) == (2, 36), "it finds blocks of the chunk that has no memory"
     assert driver.finished == {1: FinishReason.OUT_OF_MEMORY}
     assert (copy.state, driver.scheduler.num_running) == (RequestState.PREEMPTED, 0)
-    driver.run()
-    assert driver.finished[2] is FinishReason.LENGTH
-
-
-def test_a_request_copied_from_host_into_blocks_of_a_chunk_without_memory_goes_on():
-    driver = Driver(
-        num_blocks=8,
-        max_num_batched_tokens=32,
-        max_model_len=32,
-        policy="priority",
-        preemption="swap",
-        num_host_blocks=16,
-        lookahead=True,
-    )
-    driver.add(1, list(range(12)), 20)
-    swapped = driver.add(2, list(range(20, 32)), 16)
-    while swapped.state is not RequestState.SWAPPED:
-        driver.step()
-    overtaking = driver.add(3, [40] * 8, 4, priority=-2)
-
-    def cancel_the_running_ones():
-        driver.cancel(3)
-        driver.cancel(1)
-
-    driver.step(meanwhile=cancel_the_running_ones)
-    (chunk_start,) = driver.plans[-1].starts
-    assert chunk_start.request_id == overtaking.request_id
-    driver.step(failing_slots=lambda plan: {chunk_start.slot})
-    (start,) = driver.plans[-1].starts
-    copied = start.block_ids[: len(start.host_block_ids)].tolist()
-    assert not set(chunk_start.block_ids.tolist()).isdisjoint(copied)
-    assert swapped.state is RequestState.RUNNING
     driver.run()
     assert driver.finished[2] is FinishReason.LENGTH
 

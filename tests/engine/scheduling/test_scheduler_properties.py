@@ -1,4 +1,4 @@
-"""Any interleaving of add, cancel, step, failed step and changes of limits, class weights and swap rates, in any
+"""Any interleaving of add, cancel, step, failed step and changes of limits, class weights and rates of copies, in any
 configuration, keeps the rules: the model runner checks each plan's contract and block contents, the rules each
 decision."""
 
@@ -105,7 +105,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             lookahead=lookahead,
             events=[],
         )
-        self.index = BlockIndex(self.driver.scheduler.running.pool)
+        self.index = BlockIndex(self.driver.scheduler)
         self.references = {}
         self.now = 0.0
 
@@ -180,7 +180,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if driver.finished[request_id] is FinishReason.LENGTH:
                 assert output == reference
         scheduler = driver.scheduler
-        assert scheduler.kv_usage == scheduler.preemptor.num_swapped_blocks == scheduler.num_uncomputed_tokens == 0
+        assert scheduler.kv_usage == scheduler.num_uncomputed_tokens == 0
         assert scheduler.num_running == scheduler.num_waiting == 0
 
 
@@ -215,7 +215,7 @@ def test_under_aging_a_request_is_overtaken_only_by_those_that_arrive_less_than_
 def test_of_a_longer_equal_output_only_the_blocks_that_are_new_are_told():
     """Both decode the same tokens in blocks of their own, and the shorter one ends first."""
     driver = Driver(events=[], block_size=2)
-    index = BlockIndex(driver.scheduler.running.pool)
+    index = BlockIndex(driver.scheduler)
     for request_id, max_tokens in enumerate((4, 9)):
         driver.add(request_id, [1, 2, 3], max_tokens)
     driver.run()

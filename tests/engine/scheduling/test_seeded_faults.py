@@ -16,10 +16,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from inflight_engine.cache import offload
 from inflight_engine.cache.block_pool import BlockPool
 from inflight_engine.cache.prefix import block_hashes, root_hash
 from inflight_engine.request import Request, TokenIds
-from inflight_engine.scheduling import admission, class_queue, preemption, queues
+from inflight_engine.scheduling import admission, class_queue, queues
 from inflight_engine.scheduling import running as running_module
 from inflight_engine.scheduling import scheduler as scheduler_module
 from inflight_engine.scheduling.budget import fit_decodes, plan_prefills
@@ -53,7 +54,7 @@ BUSY: dict[str, Any] = {
     "prefix_caching": True,
     "lookahead": False,
 }
-SWAPPING = {"preemption": "swap", "num_host_blocks": 40}
+TIER = {"preemption": "swap", "num_host_blocks": 40}
 LOOKAHEAD = {"lookahead": True}
 DEADLINE = {"policy": "deadline", "ttft_target": 4.0, "ttft_per_1k_tokens": 0.0, "late_share": 0.25, "late_wait": 40.0}
 UNEQUAL = (ServiceClass("default", weight=4.0), ServiceClass("batch", weight=0.25))
@@ -279,10 +280,6 @@ def preempts_too_early(scheduler: Scheduler, patch: Patch) -> None:
     patch.setattr(decodes, "growing", growing_with_a_spare)
 
 
-def forgets_what_it_swaps_out(drop, plan):
-    return [(changed(each, preemptions=()), left) for each, left in drop(plan)]
-
-
 def knows_who_left_but_takes_their_tokens(scheduler: Scheduler, patch: Patch) -> None:
     """Slots are taken for whom they belong to now."""
     update, discarded = scheduler.update, scheduler.in_flight.discarded
@@ -408,27 +405,33 @@ def drops_the_last_token(leave, slot):
     return leave(slot)[:-1]
 
 
-def copies_backwards(plan: StepPlan) -> StepPlan:
-    return changed(
-        plan,
-        preemptions=tuple(changed(each, host_block_ids=each.host_block_ids[::-1]) for each in plan.preemptions),
-    )
+def copies_out_elsewhere(plan: StepPlan) -> StepPlan:
+    stores = plan.stores
+    return plan if stores is None else changed(plan, stores=changed(stores, host_block_ids=stores.host_block_ids[::-1]))
 
 
 def copies_back_in_another_order(plan: StepPlan) -> StepPlan:
     return last_start(plan, lambda start: changed(start, host_block_ids=start.host_block_ids[::-1]))
 
 
-def copies_a_token_too_few(plan: StepPlan) -> StepPlan:
-    return changed(
-        plan,
-        preemptions=tuple(
-            changed(each, block_ids=each.block_ids[:-1], host_block_ids=each.host_block_ids[:-1])
-            if len(each.host_block_ids) > 1
-            else each
-            for each in plan.preemptions
-        ),
-    )
+def copies_too_few(plan: StepPlan) -> StepPlan:
+    stores = plan.stores
+    if stores is None or len(stores.block_ids) < 2:
+        return plan
+    few = changed(stores, block_ids=stores.block_ids[:-1], host_block_ids=stores.host_block_ids[:-1])
+    return changed(plan, stores=few)
+
+
+def stores_over_what_is_loaded(scheduler: Scheduler, patch: Patch) -> None:
+    """Hold what a plan loads no longer than it takes to look for it."""
+    offload, load = scheduler.offload, scheduler.offload.load
+
+    def load_and_release(hashes, num_before):
+        places = load(hashes, num_before)
+        offload.release()
+        return places
+
+    patch.setattr(offload, "load", load_and_release)
 
 
 def skips_a_decode(plan: StepPlan) -> StepPlan:
@@ -493,26 +496,42 @@ FAULTS = {
     "what was used last is evicted first": Fault(
         wrap("running.pool", "free", lambda free, blocks: free(blocks[::-1])), "used less recently"
     ),
-    "a swap copies out in the wrong order": Fault(
-        falsify(copies_backwards), "not those that the request was swapped out to", SWAPPING
+    "blocks are copied out in another order": Fault(falsify(copies_out_elsewhere), "something else|do not hold", TIER),
+    "blocks are loaded in another order": Fault(falsify(copies_back_in_another_order), "do not hold its tokens", TIER),
+    "a block is not copied out": Fault(falsify(copies_too_few), "not what the device lost", TIER),
+    "places of the tier leak": Fault(
+        wrap("offload", "release", lambda release: None), "host blocks leaked|should be|two contents", TIER
     ),
-    "a swap copies back in another order": Fault(
-        falsify(copies_back_in_another_order), "not those that the request was swapped out to", SWAPPING
+    "what is loaded is given up in the same plan": Fault(
+        stores_over_what_is_loaded,
+        "host blocks leaked|should be|two contents|do not hold its tokens",
+        TIER | {"num_host_blocks": 9},
     ),
-    "a swap leaves the last block behind": Fault(falsify(copies_a_token_too_few), "not all computed tokens", SWAPPING),
-    "host memory leaks": Fault(
-        wrap("preemptor.host_pool", "free", forgets_a_block), "host blocks leaked", SWAPPING | {"prefix_caching": False}
+    "what a failed step did not load or copy out is found": Fault(
+        finds_what_failed_steps_were_to_compute,
+        "lost though|do not hold its tokens|in the prefix cache|host blocks leaked|should be",
+        TIER,
     ),
-    "what a failed step did not copy back is found": Fault(
-        finds_what_failed_steps_were_to_compute, "lost though|do not hold its tokens|in the prefix cache", SWAPPING
+    "what a failed step did not copy out is found": Fault(
+        wrap("offload", "forget", lambda forget: None), "host blocks leaked|should be|do not hold its tokens", TIER
     ),
-    "a failed step spares what it swapped out": Fault(
-        wrap("in_flight", "drop", forgets_what_it_swaps_out), "fail does not return what", SWAPPING
+    "what is damaged is loaded again": Fault(
+        wrap("offload", "fail", lambda fail, places: None), "host blocks leaked|should be", TIER
     ),
-    "it swaps though computing is cheaper": Fault(
-        set_attribute(preemption, "swapping_is_cheaper", lambda computed, rates: True),
-        "swapped though it is not cheaper",
-        SWAPPING | {"preemption": "auto"},
+    "it loads though computing is cheaper": Fault(
+        set_attribute(offload, "loading_is_cheaper", lambda *arguments: True),
+        "blocks are loaded, and 0 should be|not what the device lost",
+        TIER | {"preemption": "auto"},
+    ),
+    "it stores what no request can pay for": Fault(
+        lambda scheduler, patch: patch.setattr(scheduler.offload, "_longest", 10**6),
+        "not what the device lost",
+        TIER | {"preemption": "auto"},
+    ),
+    "tenants load from each other": Fault(
+        with_hashes(lambda parent: parent, roots=lambda tenant, salt: b""),
+        "do not hold its tokens|the content of block|not what the device lost",
+        TIER,
     ),
     "the token budget is off by one": Fault(with_limits(max_num_batched_tokens=1), "over the budget|not due"),
     "a token of the budget is never used": Fault(

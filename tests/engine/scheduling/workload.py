@@ -1,6 +1,6 @@
 """Random configurations and random loads for long runs of the scheduler against its model.
 
-Pools are tiny and requests many, so that preemptions, swaps, evictions and prefix hits happen all the time. One seed
+Pools are tiny and requests many, so that preemptions, loads, evictions and prefix hits happen all the time. One seed
 gives one configuration and one load, always the same.
 """
 
@@ -14,7 +14,7 @@ from random import Random
 from typing import Any, get_args
 
 from inflight_cost.model import CostModel
-from inflight_engine.cache.swap import SwapRates
+from inflight_engine.cache.loading import LoadRates
 from inflight_engine.request import FinishReason, RequestState
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.policies import POLICIES
@@ -25,8 +25,8 @@ from tests.engine.scheduling.model_runner import VOCAB
 
 TENANTS = ("", "", "", "a", "b")
 MANY_TENANTS = tuple("abcdefgh")
-# Computing against copying once: swapping pays when a copy each way is faster than computing.
-RATES = (None, SwapRates(1.0, 0.5), SwapRates(1.0, 1.9), SwapRates(1.0, 2.1), SwapRates(100.0, 5000.0))
+# Computing against copying.
+RATES = (None, LoadRates(1.0, 0.5), LoadRates(1.0, 0.9), LoadRates(1.0, 1.1), LoadRates(100.0, 5000.0))
 # Of the order of the targets.
 PREFILL_COSTS = (
     None,
@@ -110,7 +110,7 @@ class Workload:
         self.random, self.failures = Random(seed), Random(f"failures {seed}")
         self.deadlines, self.memory = Random(f"deadlines {seed}"), Random(f"memory {seed}")
         self.scoring, self.continuing = Random(f"scoring {seed}"), Random(f"continuing {seed}")
-        self.forcing = Random(f"forcing {seed}")
+        self.forcing, self.loading = Random(f"forcing {seed}"), Random(f"loading {seed}")
         self.forced_share = self.forcing.choice((0.0, 0.05, 0.3))
         self.short_of_memory = self.memory.random() < 0.5
         self.fields = random_fields(self.random, self.deadlines) | fixed
@@ -139,7 +139,7 @@ class Workload:
         while random.random() < self.load and self.driver.scheduler.num_waiting < self.most_waiting:
             self._add()
         self._interfere()
-        self._step(self._fails, self._meanwhile, self._failing_slots, self._forces)
+        self._step(self._fails, self._meanwhile, self._failing_slots, self._forces, self._damaged)
 
     def finish(self) -> None:
         """Steps until nothing is left."""
@@ -163,7 +163,7 @@ class Workload:
 
     def _fails(self, plan: StepPlan) -> bool:
         """Draws whether the runner breaks in a step, more often where there is more to break."""
-        copies = any(each.swapped for each in plan.preemptions) or any(start.host_block_ids for start in plan.starts)
+        copies = plan.stores is not None or any(start.host_block_ids for start in plan.starts)
         fails = self.failures.random() < (0.05 if copies else 0.02 if self.driver.lookahead else 0.003)
         self.counts["failed"] += fails
         self.counts["failed_copies"] += fails and copies
@@ -193,6 +193,11 @@ class Workload:
             self.events.append(("no memory for slots", *failing))
         return failing
 
+    def _damaged(self, plan: StepPlan) -> Set[int]:
+        """Slots whose loads are not what was stored."""
+        loading = [start.slot for start in plan.starts if start.host_block_ids]
+        return frozenset(slot for slot in loading if self.loading.random() < 0.05)
+
     def _forces(self) -> int:
         return self.forcing.choice((1, 2, 3, 7, 30)) if self.forcing.random() < self.forced_share else 0
 
@@ -202,15 +207,17 @@ class Workload:
         meanwhile: Callable[[], None] = nothing,
         failing_slots: FailingSlots = no_slots,
         forces: Forces = no_tokens,
+        damaged: FailingSlots = no_slots,
     ) -> None:
         driver = self.driver
-        swapped, hits, throttled = driver.rules.num_swaps, driver.runner.hit_tokens, driver.rules.num_throttled
+        loaded, hits, throttled = driver.rules.num_loaded, driver.runner.hit_tokens, driver.rules.num_throttled
         late_starts = driver.rules.queues.num_late
         late_tokens, put_back, waited = driver.late_tokens, driver.put_back, driver.waited
+        damages = driver.damaged
         misled, forced, unforced = driver.misled, driver.forced, driver.unforced
         passed = driver.rules.num_passed
         counts = self.counts
-        if driver.step(fails, meanwhile, failing_slots, forces) is None:
+        if driver.step(fails, meanwhile, failing_slots, forces, damaged) is None:
             counts["idle"] += 1
         counts["steps"] += 1
         counts["late_starts"] += driver.rules.queues.num_late - late_starts
@@ -222,7 +229,8 @@ class Workload:
         counts["waited"] += driver.waited - waited
         counts["passed"] += driver.rules.num_passed - passed
         counts["throttled"] += driver.rules.num_throttled - throttled
-        counts["swaps"] += driver.rules.num_swaps - swapped
+        counts["loaded"] += driver.rules.num_loaded - loaded
+        counts["damaged"] += driver.damaged - damages
         counts["hit_tokens"] += driver.runner.hit_tokens - hits
         counts["ahead"] += driver.under_way is not None
         if counts["steps"] % 8 == 0:
@@ -230,7 +238,7 @@ class Workload:
         for plan in driver.plans:
             self.events.append(plan)
             counts["starts"] += len(plan.starts)
-            counts["swaps_in"] += sum(bool(start.host_block_ids) for start in plan.starts)
+            counts["stored"] += 0 if plan.stores is None else len(plan.stores.block_ids)
             counts["preemptions"] += len(plan.preemptions)
             counts["extensions"] += len(plan.extensions)
             counts["chunked"] += any(not chunk.samples for chunk in plan.prefills)
@@ -324,7 +332,9 @@ def described(event: object) -> str:
         return " ".join(map(str, event)) if isinstance(event, tuple) else str(event)
     parts = [f"step {event.step}: {event.num_tokens} tokens"]
     for each in event.preemptions:
-        parts.append(f"preempts request {each.request_id} (slot {each.slot}) to host {list(each.host_block_ids)}")
+        parts.append(f"preempts request {each.request_id} (slot {each.slot})")
+    if event.stores is not None:
+        parts.append(f"stores blocks {event.stores.block_ids.tolist()} to {event.stores.host_block_ids.tolist()}")
     if event.releases:
         parts.append(f"releases {list(event.releases)}")
     for start in event.starts:

@@ -26,6 +26,7 @@ from inflight_engine.messages import (
 )
 from inflight_engine.models.checkpoints.generation_config import OPENAI_DEFAULTS
 from inflight_engine.models.checkpoints.pooling_config import PoolingConfig
+from inflight_engine.models.tokens.conversation import TooManyTokensError
 from inflight_engine.output import Pooled
 from inflight_engine.request import FinishReason
 from inflight_engine.runner_info import RunnerInfo
@@ -68,19 +69,22 @@ class ByteTokenizer:
         self.sampling_defaults = sampling_defaults
         self.chats = []
 
-    def encode(self, text, *, special_tokens=True):
+    def encode(self, text, *, special_tokens=True, wanted=None):
         try:
-            return list(text.encode())
+            token_ids = list(text.encode())
         except UnicodeEncodeError as error:
             raise TypeError from error
+        if wanted is not None and not wanted.cut and len(token_ids) > wanted.most:
+            raise TooManyTokensError(wanted.most, len(token_ids))
+        return token_ids
 
-    def encode_chat(self, conversation):
+    def encode_chat(self, conversation, wanted=None):
         self.chats.append(conversation)
         messages = conversation.messages
         if messages[0]["content"] == "no template":
             raise ValueError("the model has no chat template")
         text = "".join(f"{m['role']}:{m['content']}\n" for m in messages)
-        return self.encode(text + ("" if conversation.continues else "end"))
+        return self.encode(text + ("" if conversation.continues else "end"), wanted=wanted)
 
     def is_special(self, text):
         return text == "<end>"

@@ -5,19 +5,26 @@ import json
 import threading
 
 import httpx
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inflight_engine.formats import forced_runs, schemas
+from inflight_engine.formats.schemas import MAX_BYTES
+from inflight_engine.grammars import sources
+from inflight_engine.models.tokens.conversation import Wanted
 from inflight_engine.server.bodies import chat_schema
 from inflight_engine.server.bodies.chat_schema import ChatCompletionRequest
+from inflight_engine.server.bodies.json_size import MAX_ITEMS
 from inflight_engine.server.bodies.schema import CompletionRequest, GenerateRequest
-from inflight_engine.server.http import endpoint, strict_json
+from inflight_engine.server.http import endpoint, strict_json, tokenize
 from inflight_engine.server.http.strict_json import LONG_BODY
 from inflight_engine.server.http.tokenize import DetokenizeRequest, TokenizeRequest
 from inflight_engine.server.messages.requests import CountTokensRequest, MessagesRequest
+from inflight_engine.server.requests import registry
 from inflight_engine.server.responses.requests import ResponsesRequest
-from tests.engine.server.fake_engine import connected, server_config
+from tests.engine.server.fake_engine import connected, server_config, until
 
 PATHS = {
     "/v1/chat/completions": ChatCompletionRequest,
@@ -147,3 +154,96 @@ async def test_choices_beyond_the_queue_are_refused_before_anything_is_made_for_
     monkeypatch.setattr(endpoint, "continued_choices", None)
     answer = await (await make_fake()).post("/v1/completions", prompt=["a"] * 9, n=128)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "n")
+
+
+def calling(arguments):
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    return {"messages": [{"role": "assistant", "tool_calls": [call]}]}
+
+
+@pytest.mark.parametrize("item", ["1", "[]", '""'])
+async def test_arguments_of_too_many_values_are_refused_before_they_are_decoded(make_fake, monkeypatch, item):
+    monkeypatch.setattr(chat_schema, "json", None)
+    written = f'{{"a":[{",".join([item] * (MAX_ITEMS + 2))}]}}'
+    answer = await (await make_fake()).post("/v1/chat/completions", **calling(written))
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == "messages.0.tool_calls.0.function.arguments"
+    assert f"has more than {MAX_ITEMS}" in error["message"]
+
+
+async def test_arguments_may_hold_a_text_of_many_commas(make_fake):
+    answer = await (await make_fake(queue_timeout=0.01)).post(
+        "/v1/chat/completions", **calling(json.dumps({"text": "1,[{" * MAX_ITEMS}))
+    )
+    assert answer.status_code == 504
+
+
+async def test_token_ids_of_more_than_64_bits_are_refused_before_a_long_list_is_validated(make_fake):
+    fake = await make_fake()
+    for number in (2**63, 10**30):
+        answer = await fake.post("/v1/generate", prompt=[1] * 20_000 + [number])
+        assert answer.status_code == 400
+        assert "prompt" in answer.json()["error"]["message"]
+    for wrong in (["a"], [None], [-1]):
+        assert (await fake.post("/v1/generate", prompt=[1] * 20_000 + wrong)).status_code == 400
+
+
+async def test_a_long_name_of_a_field_is_not_all_in_the_error(make_fake):
+    for name in ("x" * 100_000, "x" * 200):
+        error = (await (await make_fake()).post("/v1/completions", prompt="a", **{name: 1})).json()["error"]
+        assert error["message"] == f"{'x' * 128}: this parameter is unknown"
+        assert error["param"] == "x" * 128
+
+
+LONG_SCHEMA = {"description": "x" * MAX_BYTES}
+LONG_GRAMMARS = {
+    "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": LONG_SCHEMA}}},
+    "json": {"structured_outputs": {"json": LONG_SCHEMA}},
+    "written": {"structured_outputs": {"json": json.dumps(LONG_SCHEMA) + " " * 4 * MAX_BYTES}},
+    "regex": {"structured_outputs": {"regex": "x" * (MAX_BYTES + 1)}},
+    "grammar": {"structured_outputs": {"grammar": "x" * (MAX_BYTES + 1)}},
+    "choice": {"structured_outputs": {"choice": ["x" * 1024] * 513}},
+    "tag": {
+        "response_format": {
+            "type": "structural_tag",
+            "structures": [{"begin": "<", "schema": LONG_SCHEMA, "end": ">"}],
+            "triggers": ["<"],
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("body", LONG_GRAMMARS.values(), ids=LONG_GRAMMARS)
+async def test_what_is_longer_than_a_grammar_may_be_is_refused_before_one_is_made(make_fake, monkeypatch, body):
+    for module, name in ((schemas, "for_llguidance"), (forced_runs, "of_regex"), (sources, "LLMatcher")):
+        monkeypatch.setattr(module, name, None)
+    answer = await (await make_fake()).post("/v1/completions", prompt="a", **body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["code"], "characters" in error["message"]) == ("invalid_grammar", True)
+
+
+async def test_texts_and_tokens_that_are_only_converted_are_bounded(make_fake, monkeypatch):
+    monkeypatch.setattr(tokenize, "WANTED", Wanted(150))
+    monkeypatch.setattr(tokenize, "MAX_SPELLED", 150)
+    fake = await make_fake()
+    assert (await fake.post("/tokenize", prompt="a" * 150)).json()["count"] == 150
+    assert (await fake.post("/detokenize", tokens=[97] * 150)).json() == {"prompt": "a" * 150}
+    for path, body in (("/tokenize", {"prompt": "a" * 151}), ("/detokenize", {"tokens": [97] * 151})):
+        answer = await fake.post(path, **body)
+        assert (answer.status_code, "more than 150" in answer.text) == (400, True)
+
+
+async def test_a_prompt_of_many_answers_is_packed_once(make_fake, monkeypatch):
+    packed, pack = [], registry._packed
+    monkeypatch.setattr(registry, "_packed", lambda token_ids: packed.append(list(token_ids)) or pack(token_ids))
+    fake = await make_fake()
+    answer = asyncio.create_task(fake.post("/v1/completions", prompt=[[1, 2], [3]], n=2))
+    await until(lambda: len(fake.engine.requests) == 4)
+    assert [np.frombuffer(each.prompt_token_ids, "<i4").tolist() for each in fake.engine.requests.values()] == [
+        *([[1, 2]] * 2),
+        *([[3]] * 2),
+    ]
+    assert sorted(each for each in packed if each) == [[1, 2], [3]]
+    answer.cancel()

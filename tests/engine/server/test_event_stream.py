@@ -67,7 +67,7 @@ def make():
     choice, client = Choice(), Client()
 
     class Call(SimpleNamespace):
-        error, abandoned, relayed, streaming, choices = None, False, False, True, [choice]
+        error, abandoned, relayed, streaming, choices, blocks = None, False, False, True, [choice], b""
 
     return choice, client, AnswerWriter(Call(), Plain(), client.send, client.send)
 

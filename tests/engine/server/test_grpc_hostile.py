@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
+from inflight_engine.server.bodies.json_size import MAX_COMMAS, MAX_ITEMS
 from inflight_engine.server.grpc.server import MAX_MESSAGE_BYTES, SERVICE
-from inflight_engine.server.http.json_size import MAX_COMMAS, MAX_ITEMS
 from tests.engine.server.test_grpc import asked, failure, running
 
 

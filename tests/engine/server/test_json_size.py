@@ -6,8 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from inflight_engine.server.http import json_size, strict_json
-from inflight_engine.server.http.json_size import MAX_COMMAS, MAX_ITEMS, TooManyValuesError, check_size
+from inflight_engine.server.bodies import json_size
+from inflight_engine.server.bodies.json_size import MAX_COMMAS, MAX_ITEMS, TooManyValuesError, check_size
+from inflight_engine.server.http import strict_json
 
 TEXT = st.text(st.one_of(st.sampled_from('"\\,[]{}a'), st.characters(codec="utf-8")), max_size=12)
 VALUES = st.recursive(

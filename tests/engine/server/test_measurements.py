@@ -72,7 +72,11 @@ OWN = {
     "inflight_step_out_of_memory_total": "counter",
     "inflight_forced_tokens_total": "counter",
     "inflight_requests_resubmitted_total": "counter",
-    "inflight_swapped_blocks": "gauge",
+    "inflight_tier_blocks": "gauge",
+    "inflight_tier_stored_bytes_total": "counter",
+    "inflight_tier_loaded_bytes_total": "counter",
+    "inflight_tier_hit_blocks_total": "counter",
+    "inflight_tier_failed_blocks_total": "counter",
     "inflight_kv_cache_tokens": "gauge",
     "inflight_arrived_requests_total": "counter",
     "inflight_arrived_prompt_tokens_total": "counter",
@@ -131,6 +135,7 @@ async def test_every_promised_metric_is_there_with_its_type_help_and_model_name(
                 "inflight_step_predicted_seconds_total": {"term"},
                 "inflight_process_resident_memory_bytes": {"process"},
             }.get(sample.name, {"le"} if sample.name.endswith("_bucket") else set())
+            extra |= {"tier"} if sample.name.startswith("inflight_tier_") else set()
             assert set(sample.labels) == {"model_name"} | extra, sample
 
 

@@ -33,7 +33,7 @@ CHAT = [
     ("store", True),
     ("metadata", {"a": "b"}),
     ("web_search_options", {}),
-    ("echo", False),
+    ("echo", True),
 ]
 COMPLETION = [("top_logprobs", 1), ("suffix", "end"), ("tools", [])]
 UNSUPPORTED = (
@@ -175,6 +175,8 @@ async def test_values_that_ask_for_nothing_are_accepted(make_fake, path, more):
         ("/v1/completions", {"prompt": "a", "stop_token_ids": [2**70]}, "stop_token_ids"),
         ("/v1/completions", {"prompt": "a", "stop": ["x", ""]}, "stop"),
         ("/v1/completions", {"prompt": "a", "stop": ["x"] * 17}, "stop"),
+        ("/v1/completions", {"prompt": "a", "stop": "x" * 1025}, "stop"),
+        ("/v1/completions", {"prompt": "a", "stop": ["x" * 1025]}, "stop"),
         ("/v1/completions", {"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options"),
         ("/v1/completions", {"prompt": "a", "stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
         ("/v1/chat/completions", {"messages": MESSAGES, "top_logprobs": 1}, "top_logprobs"),

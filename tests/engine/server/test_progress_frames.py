@@ -233,7 +233,7 @@ async def test_a_client_that_does_not_read_gets_no_heartbeats_and_joined_tokens_
             return writer.NO_PIECE._replace(text="x", num_tokens=len(self.token_ids))
 
     class Call:
-        error, abandoned, relayed, streaming = None, False, True, True
+        error, abandoned, relayed, streaming, blocks = None, False, True, True, b""
 
     class Answer:
         names_tokens = False

@@ -4,6 +4,7 @@ server goes on with another engine process."""
 import asyncio
 import json
 import os
+import re
 import signal
 import time
 from dataclasses import dataclass
@@ -119,6 +120,17 @@ def test_killed_engine_process_costs_no_request_and_changes_no_token(own_server,
 def test_stopped_engine_process_is_ended_and_costs_no_request(own_server):
     server, at, outcomes = disrupted_server(own_server, signal.SIGSTOP)
     check(server, at, outcomes)
+
+
+def test_engine_process_that_is_killed_while_blocks_go_to_host_memory_and_back_changes_no_token(own_server):
+    """The new one begins with nothing in host memory."""
+    small = "--block-size 4 --num-kv-blocks 16 --swap-space 64Mi --preemption swap"
+    server, at, outcomes = disrupted_server(own_server, signal.SIGKILL, *small.split())
+    check(server, at, outcomes)
+    text = httpx.get(server.url + "/metrics").text
+    counts = {name: float(value) for name, value in re.findall(r"^(inflight_tier_\w+)\{.*\} (\S+)$", text, re.M)}
+    assert counts["inflight_tier_hit_blocks_total"] > 0
+    assert counts["inflight_tier_failed_blocks_total"] == 0
 
 
 def test_engine_of_several_processes_is_replaced_with_all_of_them(own_server):

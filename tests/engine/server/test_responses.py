@@ -1,6 +1,7 @@
 """/v1/responses: items in and out, whole and streamed."""
 
 import asyncio
+from itertools import accumulate
 from types import SimpleNamespace
 
 import pytest
@@ -362,13 +363,48 @@ async def test_deltas_have_the_log_probabilities_of_their_tokens_however_they_ar
     assert [each["delta"].encode() for each in deltas] == told
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("before", "content", "after"),
+    [
+        (CALL, "1", CALL),  # also in the call before it
+        (f"<think>1</think>{CALL} ", "1", f"{CALL}{CALL}"),
+        ("<think>é</think>", "é", CALL),
+        ("<think>\udcc3\udcff</think>", "\udcff\udcc3\udca9", CALL),  # parts of characters
+    ],
+)
+@in_virtual_time
+async def test_tokens_that_are_spelled_alike_are_told_apart(make_fake, before, content, after, stream):
+    tokenizer = ByteTokenizer()
+    tokenizer.model_text = THINK_MODEL
+    fake = await make_fake(tokenizer=tokenizer, tool_call_parser="hermes")
+    asked = {"include": ["message.output_text.logprobs"], "tools": [TOOL], "stream": stream}
+    call = asyncio.create_task(fake.post(PATH, **BODY, **asked))
+    await until(lambda: fake.engine.requests or call.done())
+    fake.engine.report(admitted=[(0, 0)])
+    written = [part.encode(errors="surrogateescape") for part in (before, content, after)]
+    for number, token in enumerate(b"".join(written)):
+        fake.engine.report(tokens={0: token}, logprobs=[TokenLogprobs(0, -float(number), [], [])])
+    fake.engine.report(finished=[(0, FinishReason.STOP)])
+    answer = await call
+    if stream:
+        found = [each for each in events(answer.text) if each["type"] == "response.output_text.delta"]
+    else:
+        found = [part for item in response(answer)["output"] if item["type"] == "message" for part in item["content"]]
+    entries = [(-entry["logprob"], bytes(entry["bytes"])) for each in found for entry in each["logprobs"]]
+    assert entries == [(number, bytes([byte])) for number, byte in enumerate(written[1], len(written[0]))]
+
+
 def test_a_token_of_two_parts_is_told_with_the_first():
     spelled = ["<think>\n", "a", "</think>\n\n", "f(", ");\n", "\n  re", "turn", " <", "b"]
-    tokens = [ScoredToken(number, 0, TokenLogprobs(0, -1.0, [], [])) for number in range(len(spelled))]
-    scores = TextScores(SimpleNamespace(parsing=True, shown_ids=frozenset()), lambda number: spelled[number].encode())
-    parts = [TextEvent("reasoning", "a"), TextEvent("content", "f();")]
+    offsets = accumulate(map(len, spelled), initial=0)
+    tokens = [
+        ScoredToken(number, offset, TokenLogprobs(0, -1.0, [], [])) for number, offset in enumerate([*offsets][:-1])
+    ]
+    scores = TextScores(SimpleNamespace(parsing=True), lambda number: spelled[number].encode())
+    parts = [TextEvent("reasoning", "a", 8), TextEvent("content", "f();", 19)]
     told = [*scores.of(Piece("", tokens[:5], events=parts)), *scores.of(Piece("", tokens[5:6]))]
-    parts = [TextEvent("content", "\n\n  return"), TextEvent("content", " <b")]
+    parts = [TextEvent("content", "\n\n  return", 23), TextEvent("content", " <b", 33)]
     told += scores.of(Piece("", tokens[6:], events=parts))
     assert [[entry["token"] for entry in each] for each in told] == [spelled[3:5], spelled[5:7], spelled[7:]]
 

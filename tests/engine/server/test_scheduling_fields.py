@@ -181,10 +181,20 @@ async def test_tpot_counts_answers_of_at_least_two_tokens(make_fake):
     assert seen['inflight_class_requests_finished_total{class="a"}'] == 2
 
 
-async def test_swapped_blocks_and_prefix_counters_are_the_engines(make_fake):
+async def test_counts_of_the_tier_and_of_the_prefix_cache_are_the_engines(make_fake):
     fake = await make_fake()
-    fake.engine.report(num_swapped_blocks=7, prefix_queries=100, prefix_hits=60)
-    await until(lambda: fake.service.session.stats.num_swapped_blocks == 7)
+    counts = {"num_stored_blocks": 9, "num_loaded_blocks": 3, "num_failed_loads": 1}
+    fake.engine.report(num_tier_blocks=7, prefix_queries=100, prefix_hits=60, **counts)
+    await until(lambda: fake.service.session.stats.num_tier_blocks == 7)
     seen = await metrics(fake)
-    assert seen["inflight_swapped_blocks"] == 7
+    runner = fake.service.session.ready.runner
+    block_bytes = runner.kv_bytes_per_token * runner.block_size
+    of_tier = {name: value for name, value in seen.items() if name.startswith("inflight_tier_")}
+    assert of_tier == {
+        'inflight_tier_blocks{tier="host"}': 7,
+        'inflight_tier_hit_blocks_total{tier="host"}': 3,
+        'inflight_tier_failed_blocks_total{tier="host"}': 1,
+        'inflight_tier_stored_bytes_total{tier="host"}': 9 * block_bytes,
+        'inflight_tier_loaded_bytes_total{tier="host"}': 3 * block_bytes,
+    }
     assert (seen["vllm:prefix_cache_queries_total"], seen["vllm:prefix_cache_hits_total"]) == (100, 60)

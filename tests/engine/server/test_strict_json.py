@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from inflight_engine.server.bodies.chat_schema import ChatCompletionRequest
+from inflight_engine.server.bodies.json_size import TooManyValuesError
 from inflight_engine.server.bodies.schema import CompletionRequest, GenerateRequest
+from inflight_engine.server.http import strict_json
 from inflight_engine.server.http.strict_json import decoded
 from inflight_gateway.request.body import parse
 from tests.engine.server.fake_engine import until
@@ -97,3 +99,39 @@ async def test_of_two_fields_of_a_name_both_take_the_last_one(make_fake):
     assert [one.sampling.max_tokens for one in fake.engine.requests.values()] == [7, 7, 7]
     call.cancel()
     assert (parse(body).max_tokens, parse(body).choices) == (7, 3)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(JSON, st.sampled_from([None, 1]), st.integers(0, 30), st.integers(0, 5))
+def test_a_long_body_is_decoded_part_by_part_as_a_short_one(value, indent, stretch, levels):
+    body = b" \n" + json.dumps(value, indent=indent).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(strict_json, "LONG_STRETCH", stretch)
+        patch.setattr(strict_json, "_LEVELS", levels)
+        assert decoded(body) == value
+        for wrong in (body[:-1] + b"\xff", body + b"]", b"[" + body, b'{"a":' + body + b',"b":"\\ud800"}'):
+            with pytest.raises(json.JSONDecodeError):
+                decoded(wrong)
+
+
+def test_a_string_that_is_too_long_is_refused_before_it_is_decoded(monkeypatch):
+    monkeypatch.setattr(strict_json, "LONG_STRETCH", 100)
+    monkeypatch.setattr(strict_json, "MAX_STRING", 200)
+    assert decoded(b'{"prompt":["%s"]}' % (b"a" * 198)) == {"prompt": ["a" * 198]}
+    for body in (b'{"prompt":["%s"]}', b'{"a":{"b":"%s"}}', b'"%s"'):
+        with pytest.raises(TooManyValuesError, match="has a string of more than 200 bytes"):
+            decoded(body % (b"\\u0041" * 40))
+
+
+async def test_a_body_with_such_a_string_is_a_400(make_fake, monkeypatch):
+    monkeypatch.setattr(strict_json, "LONG_STRETCH", strict_json.LONG_BODY)
+    monkeypatch.setattr(strict_json, "MAX_STRING", strict_json.LONG_BODY)
+    answer = await (await make_fake()).post("/v1/completions", prompt="a" * strict_json.LONG_BODY)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == f"the body has a string of more than {strict_json.LONG_BODY} bytes"

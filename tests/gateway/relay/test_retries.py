@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from inflight_gateway.types import PromptBlocks
 from tests.gateway.relay.conftest import QUICK
 from tests.gateway.relay.fake_engine import Do, frames_for
 from tests.gateway.relay.test_continue import LOST, STREAM, WHOLE, same
@@ -124,3 +125,20 @@ async def test_without_continuation_a_head_may_take_as_long_as_the_answer(make):
     relay = await make(replace(QUICK, head_s=0.05), continuation=False)
     relay.script(Do(status=200, body=b'{"choices":[]}', pause_s=0.4))
     assert (await relay.post(WHOLE))[0] == 200
+
+
+TOLD = b":b 16 20 AQAAAAAAAAA=\n\n:t 0 5\n"
+ENDS = {
+    True: TOLD + b'data: {"choices":[]}\n\ndata: [DONE]\n\n',
+    False: TOLD + b"\n:f 0 stop\n:u {}\n:w 200\ndata: {}\n\n",
+}
+
+
+@pytest.mark.parametrize("asked", [STREAM, WHOLE], ids=["stream", "whole"])
+async def test_the_picker_hears_of_the_prompts_blocks_once_with_the_first_token(three, asked):
+    three.script(Do(frames=ENDS[asked is STREAM]))
+    status, _, body = await three.post(asked)
+    assert status == 200
+    assert b":b" not in body
+    await three.report()
+    assert [each.blocks for each in three.picker.answering] == [None, PromptBlocks(16, 20, b"\1" + bytes(7))]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 
 import pytest
 
+from inflight_base.manifest.engines import EngineType
 from inflight_gateway.link.wire import Go, Held, Refuse
+from inflight_gateway.pick.blocks import ReplicaBlocks
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.requests.record import Phase, Request
 from inflight_gateway.requests.registry import RETURNS_S
 from inflight_gateway.requests.settling import SETTLE_S
-from inflight_gateway.types import RateLimits
+from inflight_gateway.types import PromptBlocks, RateLimits
 from inflight_policies.service_counter import OUTPUT_TOKEN, PROMPT_TOKEN
 from tests.gateway.requests.world import CONFIG, KEY, World
 
@@ -26,6 +29,49 @@ def test_a_request_goes_to_the_replicas_that_are_picked_best_first():
     assert world.in_flight() == {go.endpoints[0]: 1}
     world.end("a")
     world.assert_empty()
+
+
+def test_prompts_whose_blocks_are_told_are_counted_by_the_exact_index_where_events_tell_of_them():
+    world = World(replace(CONFIG, engine=EngineType("vllm")), endpoints=1)
+    replica = ReplicaBlocks()
+    world.ledger.publishes(KEY, "10.0.0.0:80", replica)
+    body = {"blocks": struct.pack("<2Q", 7, 8), "prompt_tokens": 150}
+    told = PromptBlocks(16, 160, struct.pack("<10Q", *range(1, 11)))
+    (go,) = world.ask("a", **body)
+    assert go.block_size == 0
+    replica.stored(range(1, 11), None, "GPU")
+    replica.block_size = 16
+    world.requests.told("a", 1, told)
+    world.requests.told("never known", 1, told)
+    world.end("a", cached_tokens=0)
+    (go,) = world.ask("b", **body)
+    assert go.block_size == 16
+    assert world.value("cached_tokens_predicted_total", index="exact") == 128
+    world.end("b", cached_tokens=144)
+    assert world.value("cached_tokens_found_total", index="exact") == 144
+    replica.removed([9, 10], "GPU")  # the second hash's text has 8.5 blocks
+    world.ask("c", **body)
+    world.end("c")
+    assert world.value("cached_tokens_predicted_total", index="exact") == 2 * 128
+    replica.removed([8], "GPU")
+    world.ask("d", **body)
+    world.end("d")
+    assert world.value("cached_tokens_predicted_total", index="exact") == 2 * 128 + 64
+    world.ledger.publishes(KEY, "10.0.0.0:80", None)
+    world.ask("e", **body)
+    world.end("e")
+    assert world.value("cached_tokens_predicted_total", index="approximate") == 128
+    world.assert_empty()
+
+
+def test_blocks_that_a_later_attempt_computes_are_not_those_of_the_prompt_alone():
+    world = World(endpoints=1)
+    replica = ReplicaBlocks()
+    world.ledger.publishes(KEY, "10.0.0.0:80", replica)
+    replica.stored([1], None, "GPU")
+    world.ask("a", 2, blocks=struct.pack("<Q", 7), prompt_tokens=64)
+    world.requests.told("a", 2, PromptBlocks(16, 16, struct.pack("<Q", 1)))
+    assert not world.ledger.exact(KEY, "10.0.0.0:80")
 
 
 def test_each_earlier_attempt_used_up_one_replica():

@@ -222,8 +222,8 @@ class Pages(EndpointScraper):
     """A scraper of engines without sockets. Attributes: lost: addresses whose next scrape gets no answer. read: pages,
     by address. page: of all engines."""
 
-    def __init__(self, samples, interval):
-        super().__init__(samples, interval)
+    def __init__(self, samples, interval, **settings):
+        super().__init__(samples, interval, **settings)
         self.lost, self.read, self.page = set(), Counter(), PAGE
 
     async def _page(self, engine):
@@ -289,6 +289,21 @@ async def test_engines_with_large_pages_are_scraped_less_often_by_as_much(monkey
     scraper.keep(of_one_service([A := "10.0.0.1:8000"]))
     await asyncio.sleep(1.0)
     assert 2 <= scraper.read[A] <= 8, "a small one would be scraped 50 times"
+    scraper.close()
+
+
+@pytest.mark.parametrize("size", [10**5, 4 * 10**5, MAX_BODY])
+@pytest.mark.parametrize("engines", [1, 2000])
+@in_virtual_time
+async def test_samples_of_large_pages_are_never_stale(monkeypatch, clock, size, engines):
+    samples, addresses = Samples(), [f"10.0.{number // 200}.{number % 200}:8000" for number in range(engines)]
+    scraper = Pages(samples, 1.0, stale_after=load_module.STALE_S)
+    scraper.page = PAGE + b"x" * (size - len(PAGE))
+    scraper.keep(of_one_service(addresses))
+    await until(lambda: len(scraper.read) == engines)
+    for _ in range(40):
+        await asyncio.sleep(1.0)
+        assert all(is_fresh(EndpointLoad(None, samples.get(each)), clock()) for each in addresses[:20])
     scraper.close()
 
 

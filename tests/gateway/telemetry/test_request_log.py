@@ -40,14 +40,14 @@ def lines(caplog):
 
 def test_a_report_is_counted_and_logged_with_the_tenants_key(lines):
     world = World()
-    world.log.picked(REQUEST, PICK, 0.25)
-    world.log.ended(REPORT, 0.25, "")
+    world.log.picked(REQUEST, PICK, 0.25, "exact")
+    world.log.ended(REPORT, 0.25, "", "exact")
     assert world.value("requests_total", status="200") == 1
     assert world.value("attempts_total") == 2
     assert world.value("continuations_total") == 1
     assert world.value("picks_total", reason="prefix") == 1
-    assert world.value("cached_tokens_predicted_total") == 64
-    assert world.value("cached_tokens_found_total") == 48
+    assert world.value("cached_tokens_predicted_total", index="exact") == 64
+    assert world.value("cached_tokens_found_total", index="exact") == 48
     assert world.value("time_to_first_token_seconds_sum") == 0.5
     assert world.value("held_seconds_sum") == 0.25
     (line,) = lines()
@@ -90,5 +90,5 @@ def test_a_deleted_service_leaves_no_metrics():
 
 def test_a_request_that_ends_after_its_service_was_deleted_is_not_counted():
     world = World(lambda _: False)
-    world.log.ended(REPORT, 0.25, "")
+    world.log.ended(REPORT, 0.25, "", "exact")
     assert b'service="a"' not in world.metrics.page()

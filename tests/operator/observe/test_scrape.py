@@ -18,7 +18,7 @@ from inflight_operator.observe.scrape import ScrapePool, Target
 from inflight_operator.reconcile.reconciler import ReconcilerSettings
 from tests.base.page.pages import engine_page
 
-READ = "vllm:num_requests_running"
+READ, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 KEY, OTHER = ServiceKey("team", "chat"), ServiceKey("team", "other")
 PAGE = engine_page().encode()
 
@@ -35,6 +35,16 @@ async def well(writer):
 
 async def hang(writer):
     await asyncio.sleep(60)
+
+
+def queued_page(running, waiting):
+    """Page of an engine with so many requests that run and wait."""
+    lines = []
+    for line in PAGE.decode().splitlines():
+        series, _, _ = line.rpartition(" ")
+        number = {READ: running, WAITING: waiting}.get(series.partition("{")[0])
+        lines.append(line if number is None else f"{series} {number}")
+    return "\n".join([*lines, ""]).encode()
 
 
 class Pods:
@@ -125,6 +135,53 @@ async def test_a_pod_is_scraped_at_once_and_then_each_interval_over_one_connecti
     async with world(interval=3600.0) as (pods, pool):
         pool.keep(KEY, [pods.target("a")])
         await until(lambda: pool.window(KEY).pods)
+
+
+async def test_a_queue_where_none_was_is_told_once_for_its_service_and_again_after_it_was_gone():
+    told, waiting = [], Counter()
+
+    async with world(queued=told.append) as (pods, pool):
+
+        def queue_of(name):
+            async def answer(writer):
+                writer.write(response(queued_page(4, waiting[name])))
+
+            return answer
+
+        async def scraped_again():
+            seen = pods.seen.copy()
+            await until(lambda: all(pods.seen[name] >= seen[name] + 3 for name in "abc"))
+
+        pool.keep(KEY, [pods.target("a", queue_of("a")), pods.target("b", queue_of("b"))])
+        pool.keep(OTHER, [pods.target("c", queue_of("c"))])
+        await scraped_again()
+        waiting["a"] = 3  # fewer than run: ordinary
+        await scraped_again()
+        assert told == []
+        waiting["a"] = 0
+        await scraped_again()
+        waiting["a"] = 4
+        await until(lambda: told)
+        waiting["b"] = 40  # the service has a queue already
+        await scraped_again()
+        assert told == [KEY]
+        waiting["a"] = waiting["b"] = 0
+        await scraped_again()
+        waiting["b"] = 4
+        await scraped_again()
+        assert told == [KEY, KEY]
+
+
+async def test_a_queue_that_the_first_scrape_of_a_pod_finds_is_not_told():
+    told = []
+    async with world(queued=told.append) as (pods, pool):
+
+        async def answer(writer):
+            writer.write(response(queued_page(1, 9)))
+
+        pool.keep(KEY, [pods.target("a", answer)])
+        await until(lambda: pods.seen["a"] > 3)
+    assert told == []
 
 
 async def test_only_needed_samples_are_asked_for_and_no_encoding():
@@ -274,7 +331,7 @@ async def test_large_pages_of_many_services_that_stall_give_way_to_those_of_othe
         await until(lambda: pool.counts.done)
         said = [error for key in hostile for error in pool.errors(key).values()]
         assert said, "their places were needed"
-        assert all("bytes came, and no more within 0.5 s" in error for error in said)
+        assert all("bytes came before it was another's turn" in error for error in said)
 
 
 async def test_a_large_page_that_is_slow_is_read_while_no_other_waits(monkeypatch):
@@ -316,6 +373,17 @@ async def test_samples_of_the_largest_page_are_never_stale(interval):
             assert max(waits) + pool._timeout <= max(every.stale_after, 1.5 * interval + pool._timeout)
         assert min(waits) > 1.4 * interval or interval > 10, "and yet they are read less often where that is possible"
         pool.close()
+
+
+async def test_a_page_of_a_known_size_above_the_limit_is_refused_by_its_head_and_the_size_is_said():
+    async def huge(writer):
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 3000000\r\n\r\n")
+        await hang(writer)
+
+    async with world(timeout=20.0, interval=60.0) as (pods, pool):
+        pool.keep(KEY, [pods.target("large", huge)])
+        await until(lambda: pool.errors(KEY))
+        assert pool.errors(KEY)["uid-large"] == f"large: /large/metrics: 3000000 bytes, more than {MAX_BODY}"
 
 
 async def test_a_bomb_is_refused_and_not_inflated():

@@ -6,8 +6,9 @@ from itertools import pairwise
 import pytest
 
 from inflight_operator.decide.tuning.model import LEAST_MEMORY, TIGHTEST
+from inflight_operator.decide.tuning.types import Bracket
 from inflight_operator.reconcile.reconciler import ReconcilerSettings
-from inflight_settings.limits import Limits, LimitsInForce
+from inflight_settings.limits import HIGHEST_LIMITS, Limits, LimitsInForce
 from tests.operator.fakes import KEY
 from tests.operator.reconcile.world import SMALL, START
 
@@ -153,9 +154,44 @@ async def test_corrections_of_the_cost_model_outlast_a_restart_of_the_operator_u
     assert learned(world) == (1.0, 1.0)
 
 
+async def test_the_interval_of_the_search_outlasts_a_restart_of_the_operator_until_it_expires(world):
+    await measured_service(world)
+    bracket = Bracket(Limits(32, 1024), Limits(64, 2048), Limits(60, 2000), world.now + 800)
+    learn(world, bracket=bracket)
+    await world.round()
+    writes = world.status
+    for _ in range(5):
+        await world.round()
+    assert world.status["tuning"] == writes["tuning"]
+    world.restart()
+    await world.round()
+    known = world.reconciler._known[KEY].memory.tuning.bracket
+    assert replace(known, until=0.0) == replace(bracket, until=0.0)
+    assert bracket.until <= known.until <= bracket.until + 60.0
+    await world.round(900)
+    world.restart()
+    await world.round()
+    assert world.reconciler._known[KEY].memory.tuning.bracket is None
+    assert "tuning" not in world.status
+
+
+@pytest.mark.parametrize(("seqs", "read"), [(0, 1), (-5, 1), (10**15, HIGHEST_LIMITS.max_num_seqs)])
+async def test_an_interval_that_another_operator_wrote_is_bounded(world, seqs, read):
+    await measured_service(world)
+    pair = {"maxNumSeqs": seqs, "maxNumBatchedTokens": 2048}
+    written = {"bracket": {"good": pair, "bad": pair, "modelled": pair, "until": "2100-01-01T00:00:00Z", "why": "new"}}
+    world.service(status={**world.status, "tuning": written})
+    world.restart()
+    await world.round()
+    known = world.reconciler._known[KEY].memory.tuning.bracket
+    assert known.good == known.bad == known.wanted == Limits(read, 2048)
+    assert known.until <= world.now + world.every.tuning.fence
+
+
 async def test_corrections_are_not_taken_over_for_another_spec_or_engine(world):
     await measured_service(world)
-    learn(world, tighten=0.64, tighten_until=world.now + 800)
+    bracket = Bracket(Limits(32, 1024), Limits(64, 2048), Limits(60, 2000), world.now + 800)
+    learn(world, tighten=0.64, tighten_until=world.now + 800, bracket=bracket)
     await world.round()
     kept = world.status
     assert "tuning" in kept
@@ -164,6 +200,7 @@ async def test_corrections_are_not_taken_over_for_another_spec_or_engine(world):
         world.restart()
         await world.round()
         assert learned(world) == (1.0, 1.0)
+        assert world.reconciler._known[KEY].memory.tuning.bracket is None
 
 
 @pytest.mark.parametrize(

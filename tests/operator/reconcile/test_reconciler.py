@@ -372,6 +372,28 @@ async def test_pods_that_wait_for_a_slow_image_are_not_ordered_again(world):
     assert max(ordered) == 2
 
 
+async def test_scrapes_that_this_process_delays_change_no_condition_and_cause_no_write(world):
+    world.service(spec=SMALL)
+    world.pod(1)
+    for _ in range(25):
+        await world.round()
+    before, writes = world.status, 0
+    assert world.condition("Ready")["status"] == world.condition("MetricsAvailable")["status"] == "True"
+    for seconds in (9.0, 3.0, 5.0, 1.0, 10.0):
+        world.pool.late = True
+        world.stretch = 2.0
+        await world.round(seconds)
+        writes += len(world.api.calls)
+        world.stretch = 1.0
+        await world.round(15.0)
+        writes += len(world.api.calls)
+        world.pool.late = False
+        await world.round(0.5)
+        writes += len(world.api.calls)
+    assert writes == 0
+    assert world.status == before
+
+
 @pytest.mark.parametrize("stretch", [1.0, 2.0])
 async def test_samples_are_stale_after_two_intervals_as_they_are_now(world, stretch):
     world.stretch = stretch

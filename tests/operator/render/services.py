@@ -52,6 +52,7 @@ EVERYTHING = {
         "reasoningParser": "qwen3",
         "servingMetrics": False,
         "grpc": True,
+        "kvEvents": True,
         "tracing": {"endpoint": "http://collector.observability.svc:4318", "samplingRatio": 0.1},
         "logs": {"format": "json", "accessLog": True},
         "extraArgs": ["--block-size=32"],

@@ -95,6 +95,35 @@ def test_grpc_has_a_port_in_pods_services_and_the_policy_of_services_that_ask_fo
             assert ("--grpc-port=50051" in container["command"]) == grpc
 
 
+def test_kv_events_have_ports_in_pods_that_ask_for_them_and_the_policy_lets_only_the_gateway_in():
+    host = "inflight-gateway.inflight-system.svc.cluster.local"
+    settings = replace(SETTINGS, gateway_service=host)
+    ports = [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in EVENT_PORTS]
+    for kind in ("inflight", "vllm"):
+        for kv_events in (False, True):
+            for gateway in (False, True):
+                service = make(engine={"type": kind, "kvEvents": kv_events}, gateway={"enabled": gateway})
+                container = engine(service, settings)
+                assert [port for port in container["ports"] if port in ports] == (ports if kv_events else [])
+                flags = [flag for flag in container["command"] if flag.startswith("--kv-events-config=")]
+                assert len(flags) == kv_events
+                assert not flags or json.loads(flags[0].partition("=")[2]) == {
+                    "enable_kv_cache_events": True,
+                    "publisher": "zmq",
+                    "endpoint": "tcp://*:5557",
+                    "replay_endpoint": "tcp://*:5558",
+                }
+                seeded = {"name": "PYTHONHASHSEED", "value": "0"} in container["env"]
+                assert seeded == (kv_events and kind == "vllm")
+                rules = child("NetworkPolicy", service, settings=settings)["spec"]["ingress"]
+                open_to = [rule["from"] for rule in rules if rule["ports"][0]["port"] == "kv-events"]
+                assert len(open_to) == (kv_events and gateway)
+                assert all(len(peers) == 1 and "podSelector" in peers[0] for peers in open_to)
+
+
+EVENT_PORTS = (("kv-events", 5557), ("kv-replay", 5558))
+
+
 @pytest.mark.parametrize("replicas", [0, 2, 5])
 def test_replicas_are_the_plans_whatever_the_spec_says(replicas):
     for service in (make(), make(scaling={"mode": "External"}, replicas=3)):

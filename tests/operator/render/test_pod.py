@@ -84,6 +84,8 @@ def test_every_field_of_the_engine_reaches_the_command():
         "--log-format=json",
         "--enable-access-log",
         "--grpc-port=50051",
+        '--kv-events-config={"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557",'
+        '"replay_endpoint":"tcp://*:5558"}',
         "--block-size=32",
     ]
 

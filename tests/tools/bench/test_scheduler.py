@@ -23,6 +23,7 @@ def test_every_size_is_measured_with_its_growth_and_its_changes(monkeypatch, cap
         parts = size["schedule"]["median"] + size["update"]["median"] + size["metrics"]["median"]
         assert size["step"]["median"] == pytest.approx(parts, rel=0.5)
         assert min(size["arrival"], size["finish"], size["preemption"]) > size["step"]["median"]
+        assert size["blocked"]["median"] > 0
         assert size["meets_goal"] == (size["step"]["median"] <= size["goal_us"])
 
 
@@ -36,6 +37,17 @@ def test_a_finish_ends_one_request_and_its_arrival_fills_the_place():
     plan, _ = load.step()
     assert [start.slot for start in plan.starts] == [3]
     assert plan.starts[0].num_computed_tokens == 0
+
+
+def test_steps_beside_a_request_that_does_not_fit_start_none_of_those_that_wait():
+    load = scheduler.blocked(16, scheduler.blocks_for(16, 100), 64, 0)
+    giant, *behind = load.scheduler.admission.blocked
+    assert giant.scheduling.tenant == "giant"
+    assert len(behind) > 0
+    assert load.scheduler.num_running == 20
+    plans, _ = load.steps(100)
+    assert not any(plan.starts for plan in plans)
+    assert load.scheduler.admission.blocked == [giant, *behind]
 
 
 @pytest.mark.parametrize("arguments", [["--sizes", "3"], ["--steps", "many"], ["--samples", "0"]])

@@ -22,14 +22,14 @@ class Generated:
     Attributes:
         outputs: token ids of each request, in the order of `add`.
         num_steps: steps that were computed.
-        most_swapped_blocks: most blocks in host memory at once.
+        loaded_blocks: copied in from host memory, since the engine was loaded.
         prefix_hits: prompt tokens found in the prefix cache, since the engine was loaded.
         logprobs: log-probabilities of each request that asked for them, by token.
     """
 
     outputs: list[list[int]]
     num_steps: int = 0
-    most_swapped_blocks: int = 0
+    loaded_blocks: int = 0
     prefix_hits: int = 0
     logprobs: list[list[TokenLogprobs]] = field(default_factory=list)
 
@@ -95,7 +95,7 @@ class InProcessEngine:
             for entry in report.logprobs:
                 generated.logprobs[owner[entry.slot]].append(entry)
             generated.num_steps += 1
-            generated.most_swapped_blocks = max(generated.most_swapped_blocks, report.stats.num_swapped_blocks)
+            generated.loaded_blocks = report.stats.num_loaded_blocks
             generated.prefix_hits = report.stats.prefix_hits
             if waiting and generated.num_steps % steps_between == 0:
                 self._add(*waiting.pop())

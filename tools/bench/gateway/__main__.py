@@ -24,8 +24,9 @@ gateway of another version too, in turns, and the ratios. With several gateway p
 their service, and then at another one (`other pod`). Two minutes for each.
 
 routing: conversations of a Mooncake trace, scaled, on real replicas of the built-in model: time to first token and
-prefix hits of the gateway with one pod, of all its pods with a new connection for each request, of least requests, of
-round robin and of a plain Service, in one run. About three minutes for each; on a quiet machine.
+prefix hits of the gateway with one pod, of all its pods with a new connection for each request, of these with the KV
+cache events of the engines, of least requests, of round robin and of a plain Service, in one run. About three minutes
+for each; on a quiet machine. --policies gateway-pods,gateway-pods-exact compares the two indexes of prefixes.
 
 isolation: the latency of a tenant with a modest load on a real engine, alone and beside one that floods another pod of
 the gateway, by set-up. About 30 minutes; on a quiet machine."""

@@ -110,14 +110,14 @@ class Stream(asyncio.Protocol):
 
 @asynccontextmanager
 async def open_streams(
-    address: Address, streams: int, body: Mapping[str, Any], host: str = HOST
+    address: Address, streams: int, body: Mapping[str, Any], host: str = HOST, *, tokens: int = 1_000_000
 ) -> AsyncIterator[list[Stream]]:
-    """Opens so many streams, 64 at a time. Each has had an event when the block begins.
+    """Opens so many streams of `tokens` tokens, 64 at a time. Each has had an event when the block begins.
 
     Raises:
         RuntimeError: a stream ended before its first event.
     """
-    request, few = _request({**body, "stream": True, "max_tokens": 1_000_000}, host), asyncio.Semaphore(64)
+    request, few = _request({**body, "stream": True, "max_tokens": tokens}, host), asyncio.Semaphore(64)
     opened: list[Stream] = []
 
     async def begin() -> None:

@@ -7,12 +7,14 @@ The peers choose on the client's side, without a proxy in the path, so they are 
 - `least-requests`: the replica with the fewest requests in flight, all clients counted.
 
 `gateway` is all requests at one gateway pod, the one that owns the service, on kept connections. `gateway-pods` is each
-request on a new connection, to all pods in turn.
+request on a new connection, to all pods in turn. `gateway-pods-exact` is the same with the KV cache events of the
+engines, by which the gateway's index of prefixes is exact.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 import urllib.request
@@ -29,7 +31,7 @@ from tools.bench.gateway.conversations import Turn
 from tools.bench.gateway.stack import Gateway, gateways
 from tools.measure.cpu_share import cpu_group
 from tools.measure.report import percentile
-from tools.measure.served import served_engine
+from tools.measure.served import free_port, served_engine
 
 CLIENTS = 16
 SERVICE = "bench"
@@ -78,8 +80,8 @@ def _least(client: int, number: int, in_flight: Sequence[int]) -> int:
 
 
 PEERS: Mapping[str, Choice] = {"service": _by_connection, "round-robin": _in_turn, "least-requests": _least}
-OURS, PODS = "gateway", "gateway-pods"
-POLICIES = (*PEERS, OURS, PODS)
+OURS, PODS, EXACT = "gateway", "gateway-pods", "gateway-pods-exact"
+POLICIES = (*PEERS, OURS, PODS, EXACT)
 
 
 def measure(
@@ -105,9 +107,13 @@ def measure(
     with ExitStack() as stack:
         names = [f"bench-gateway-{number}" for number in range(replicas)]
         groups = [stack.enter_context(cpu_group(name)) if cores else None for name in names]
+        # Each at an address of its own: the ports of events are the same for all engines of a service.
+        ports, hosts = (free_port(), free_port()), [f"127.0.0.{number}" for number in range(2, 2 + replicas)]
         urls = [
-            stack.enter_context(served_engine(folder / f"{name}.log", *ENGINE_FLAGS, group=group))
-            for name, group in zip(names, groups, strict=True)
+            stack.enter_context(
+                served_engine(folder / f"{name}.log", *ENGINE_FLAGS, _events_flag(host, *ports), group=group, host=host)
+            )
+            for name, group, host in zip(names, groups, hosts, strict=True)
         ]
         for group in groups:
             if group is not None:
@@ -121,12 +127,23 @@ def measure(
             "ttft_s": TTFT_S,
         }
         running = stack.enter_context(gateways(folder / "gateway", [service], pods=pods)).by_owner(SERVICE)
+        exact: list[Gateway] = []
+        if EXACT in policies:
+            publishing = {**service, "kv_events": ports}
+            exact = stack.enter_context(gateways(folder / "exact", [publishing], pods=pods)).by_owner(SERVICE)
         found = []
         for policy in policies:
             say(f"{policy}: {len(turns)} requests in {turns[-1].at_s:.0f} s")
-            through = {OURS: running[:1], PODS: running}.get(policy, [])
+            through = {OURS: running[:1], PODS: running, EXACT: exact}.get(policy, [])
             found.append(asyncio.run(_run(policy, turns, urls, through)))
         return found
+
+
+def _events_flag(host: str, port: int, replay_port: int) -> str:
+    # A socket is bound, and not connected, where its address has two colons.
+    endpoint = f"tcp://[::ffff:{host}]:{port}"
+    config = {"enable_kv_cache_events": True, "endpoint": endpoint, "replay_endpoint": f"tcp://{host}:{replay_port}"}
+    return f"--kv-events-config={json.dumps(config)}"
 
 
 def _sample(url: str) -> Sample:

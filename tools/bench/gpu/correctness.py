@@ -185,10 +185,12 @@ class Checks:
     def _swapped(self, whole: Generated) -> Check:
         name = "swapped to host memory and back"
         prompts = [prompt for prompt in self._prompts if len(prompt) <= _SWAPPED_TOKENS]
-        # Hardly more than the prompts take: too few for what comes after them.
-        num_blocks = 1 + sum(-(-len(prompt) // 16) for prompt in prompts)
-        generated = self._generate(prompts, **_SMALL_POOL, num_kv_blocks=num_blocks)
-        if generated.most_swapped_blocks == 0:
+        # Too few for all of them: what one leaves is copied out for the next, and in again when it comes once more.
+        longest = max(map(len, prompts)) + self._scale.output_tokens
+        engine = self._engine(**_SMALL_POOL, num_kv_blocks=1 + -(-longest // 16), prefix_caching=True)
+        engine.generate(prompts, self._lengths[: len(prompts)])
+        generated = engine.generate(prompts, self._lengths[: len(prompts)])
+        if generated.loaded_blocks == 0:
             return Check(name, False, "nothing was swapped, so nothing was checked")
         return self._near(name, generated, whole)
 

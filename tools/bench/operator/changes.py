@@ -14,12 +14,13 @@ from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import KIND
 from inflight_base.manifest.pods import condition
+from inflight_operator.reconcile.reporter import NUMBERS_SECONDS
 from inflight_operator.reconcile.upgrades import SERVICES_AT_ONCE
 from tools.bench.operator import fleet
 from tools.bench.operator.figures import Finding
 from tools.bench.operator.fleet import Fleet
 from tools.bench.operator.operators import NAMESPACE, NEXT_ENGINE_IMAGE, SECOND, SECOND_NAMESPACE, Operators
-from tools.bench.operator.phases import Bench
+from tools.bench.operator.phases import QUIET_SECONDS, Bench
 from tools.bench.operator.plane import OPERATOR_USER, SECOND_USER
 from tools.bench.operator.readings import AuditLog
 from tools.localcluster.programs import kubectl_program
@@ -184,7 +185,8 @@ async def classes(bench: Bench, second: Operators) -> list[Finding]:
     pods = bench.options.pods_per_service * len(theirs)
     await _until(lambda: sum(pod.ready for key in theirs for pod in bench.fleet.pods(key)) >= pods)
     bench.progress("all pods Ready; waiting until both operators are quiet")
-    await bench.settled(PATIENCE)
+    # Demand that became known in the first minute is written once more, after another one.
+    await bench.settled(PATIENCE, quiet=NUMBERS_SECONDS + QUIET_SECONDS)
     before = audit.new_calls()
     bench.progress(f"{REST:g} s at rest")
     await asyncio.sleep(REST)

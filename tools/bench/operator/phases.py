@@ -68,16 +68,16 @@ class Bench:
         self._unused = list(self.services)
         self._random.shuffle(self._unused)
 
-    async def settled(self, patience: float) -> float | None:
-        """Waits until the operator writes nothing but its Lease; the steady time of its last write, None when it went
-        on until the patience was over."""
+    async def settled(self, patience: float, quiet: float = QUIET_SECONDS) -> float | None:
+        """Waits until the operator has written nothing but its Lease for `quiet` seconds; the steady time of its last
+        write, None when it went on until the patience was over."""
         start = last = monotonic()
         while monotonic() - start < patience:
             self.audit_writes()
             await asyncio.sleep(1)
             if self.audit_writes().total():
                 last = monotonic()
-            elif monotonic() - last >= QUIET_SECONDS:
+            elif monotonic() - last >= quiet:
                 return last
         return None
 

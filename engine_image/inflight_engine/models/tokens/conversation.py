@@ -1,10 +1,10 @@
-"""Conversations as chat templates take them."""
+"""Conversations as chat templates take them, and what is wanted of their tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +25,30 @@ class Conversation:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     continues: bool = True
     open_ended: bool = False
+
+
+class TooManyTokensError(ValueError):
+    """A text has more tokens than were asked for.
+
+    Attributes:
+        count: its tokens; None: they were not counted.
+    """
+
+    def __init__(self, most: int, count: int | None = None) -> None:
+        super().__init__(f"must not have more than {most} tokens")
+        self.most = most
+        self.count = count
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Tokens of a text that are wanted.
+
+    Attributes:
+        most: their number.
+        cut: the end of a text with more tokens that may be left out; some more than `most` may remain. Empty: a text
+            with more is refused.
+    """
+
+    most: int
+    cut: Literal["", "left", "right"] = ""

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Encoding, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from inflight_engine.formats.choose import UNKNOWN, ModelText
@@ -25,7 +25,7 @@ from inflight_engine.models.checkpoints.gguf import GGUFFile, read_gguf
 from inflight_engine.models.checkpoints.pooling_config import LAST_TOKEN, PoolingConfig, read_pooling
 from inflight_engine.models.checkpoints.source import ModelFiles, ModelSourceError
 from inflight_engine.models.tokens.chat_template import ChatTemplate
-from inflight_engine.models.tokens.conversation import Conversation
+from inflight_engine.models.tokens.conversation import Conversation, TooManyTokensError, Wanted
 from inflight_engine.models.tokens.detokenizer import ByteDetokenizer, IncrementalDetokenizer, WindowDetokenizer
 
 _SENTENCEPIECE_SPACE = "▁"
@@ -37,6 +37,16 @@ _NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
 _CONTROL, _USER_DEFINED = 3, 4
 """llama.cpp's token types: special tokens, and added tokens that are not special."""
+
+
+_PIECE = 2**18
+"""Characters whose tokens are counted at a time, where a text is likely to have too many."""
+
+_USUAL = 8
+"""Characters of a token that few texts exceed."""
+
+_LOST = 64
+"""More tokens than a cut through a text adds."""
 
 
 class Tokenizer:
@@ -77,6 +87,7 @@ class Tokenizer:
         self.all_special_ids = frozenset(id_ for id_, token in added if token.special)
         self._byte_level = _is_byte_level(backend.decoder)
         self._bytes_of: dict[int, bytes] = {}
+        self._longest = max(map(len, backend.get_vocab(with_added_tokens=True)), default=1)
         self._fallback_bytes = {} if self._byte_level else _fallback_bytes(backend)
 
     def save(self, path: Path) -> None:
@@ -88,24 +99,73 @@ class Tokenizer:
         text: str = self._backend.to_str()
         return text
 
-    def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
-        """Token ids of a plain prompt. `special_tokens`: with those that the model expects around it (bos, where it has
-        one). Other threads run meanwhile."""
+    def encode(self, text: str, *, special_tokens: bool = True, wanted: Wanted | None = None) -> list[int]:
+        """Token ids of a plain prompt. Other threads run meanwhile.
+
+        Args:
+            special_tokens: with those that the model expects around it (bos, where it has one).
+            wanted: bounds time and memory. A token is some hundred bytes before it is a number in the list, and no
+                other thread runs while the list is made.
+
+        Raises:
+            TooManyTokensError: there are more than are wanted.
+        """
+        if wanted is None:
+            encoded = self._encoded(text, special_tokens)
+        elif wanted.cut:
+            encoded = self._end(text, special_tokens, wanted)
+        else:
+            self._check(text, wanted.most)
+            encoded = self._encoded(text, special_tokens)
+            if len(encoded) > wanted.most:
+                raise TooManyTokensError(wanted.most, len(encoded))
+        ids: list[int] = encoded.ids
+        return ids
+
+    def _encoded(self, text: str, special_tokens: bool) -> Encoding:
         # Of the library's methods for one text and for several, only the latter release the GIL.
         (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=special_tokens)
-        return list(encoded.ids)
+        return encoded
 
-    def encode_chat(self, conversation: Conversation) -> list[int]:
+    def _end(self, text: str, special_tokens: bool, wanted: Wanted) -> Encoding:
+        size = _USUAL * wanted.most + _PIECE
+        while size < len(text):
+            encoded = self._encoded(text[-size:] if wanted.cut == "left" else text[:size], special_tokens)
+            if len(encoded) >= wanted.most + _LOST:
+                return encoded
+            size *= 4
+        return self._encoded(text, special_tokens)
+
+    def _check(self, text: str, most: int) -> None:
+        """Refuse a text that surely has more tokens.
+
+        Raises:
+            TooManyTokensError: it has.
+        """
+        if len(text) > most * self._longest:
+            raise TooManyTokensError(most)
+        if len(text) > _USUAL * most:
+            count = 0
+            for start in range(0, len(text), _PIECE):
+                count += len(self._encoded(text[start : start + _PIECE], False)) - _LOST
+                if count > most:
+                    raise TooManyTokensError(most)
+
+    def encode_chat(self, conversation: Conversation, wanted: Wanted | None = None) -> list[int]:
         """Token ids of a conversation.
+
+        Args:
+            wanted: as of `encode`.
 
         Raises:
             ValueError: the model has no chat template, or the template refuses the conversation.
+            TooManyTokensError: as of `encode`.
         """
         if self._chat_template is None:
             raise ValueError("the model has no chat template: use /v1/completions, or a model made for chat")
         # The template writes bos itself.
         text = self._chat_template.render(conversation)
-        return self.encode(text, special_tokens=False)
+        return self.encode(text, special_tokens=False, wanted=wanted)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of all tokens at once, special tokens left out."""

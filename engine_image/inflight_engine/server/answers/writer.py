@@ -114,6 +114,8 @@ class AnswerWriter:
         self._reported = [choice.request.num_reported for choice in call.choices]
         """Tokens of each choice that a relay has."""
         self._first_due = not any(self._reported) and not self._ended
+        self._blocks = call.blocks
+        """Names of the prompt's blocks that are not written: with the first token, when all of them are there."""
         self._quiet = not call.relayed
         """Nothing was written since the heartbeat was asked for last; a relay has the head before the first one."""
 
@@ -196,6 +198,9 @@ class AnswerWriter:
         if self._first_due and (chunks or not self._started):
             self._first_due = False
             chunks.insert(0, self._answer.first())
+        if self._blocks and chunks:
+            chunks.insert(0, b":b %b\n\n" % self._blocks)
+            self._blocks = b""
         if last:
             chunks.append(await self._end() if error is None else self._error(error))
         return await self._send_chunks(chunks, last=last)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
+import msgspec
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
@@ -26,6 +27,7 @@ from inflight_engine.server.bodies.fields import (
     only,
 )
 from inflight_engine.server.bodies.grammar_fields import INVALID
+from inflight_engine.server.bodies.json_size import MAX_ITEMS, TooManyValuesError, check_size
 from inflight_engine.server.bodies.schema import OpenAIFields
 
 
@@ -37,7 +39,7 @@ class TextPart(Body):
 def holds_text(value: Any) -> Any:
     """JSON that a template writes into the prompt; all of its strings must be Unicode text."""
     try:
-        json.dumps(value, ensure_ascii=False).encode()
+        msgspec.json.encode(value)
     except UnicodeEncodeError:
         raise PydanticCustomError("not_text", "must hold text, and holds half of a surrogate pair") from None
     except RecursionError:
@@ -49,7 +51,11 @@ def _is_object(value: str) -> str:
     """The chat template gets the arguments, not the string that contains them."""
     if value:
         try:
+            if len(value) > MAX_ITEMS:
+                check_size(value.encode(), MAX_ITEMS)
             decoded = json.loads(value)
+        except TooManyValuesError as error:
+            raise PydanticCustomError("long_json", str(error)) from None
         except (ValueError, RecursionError):
             decoded = None
         if not isinstance(decoded, dict):
@@ -245,6 +251,7 @@ class ChatCompletionRequest(OpenAIFields, TemplateFields):
     tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    add_special_tokens: Annotated[object, only(False)] = None
     functions: Annotated[object, only([])] = None
     function_call: Annotated[object, only("none", "auto")] = None
     modalities: Annotated[object, only(["text"])] = None
@@ -295,9 +302,9 @@ class ChatCompletionRequest(OpenAIFields, TemplateFields):
         plain = [each.plain() for each in functions]
         try:
             text = make(parsing.format, plain, token_of, several=name is None and parsing.parallel)
+            return of_grammar("tools", text, short_runs=sum(map(longest_run, plain)) <= MAX_FORCED)
         except ValueError as error:
             raise bad_request(f"tools: {error}", "tools", INVALID) from None
-        return of_grammar("tools", text, short_runs=sum(map(longest_run, plain)) <= MAX_FORCED)
 
     @property
     def _text_is_free(self) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from inflight_contract.errors import bad_request
@@ -21,6 +21,8 @@ from inflight_settings.scheduling import ServiceClass
 from inflight_settings.setting import settings_of
 
 MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 1024
+"""Characters: the end of a text is compared with every beginning of each stop string."""
 MAX_STOP_TOKEN_IDS = 128
 MAX_TOP_LOGPROBS = 20
 """OpenAI's limit for chat."""
@@ -61,11 +63,28 @@ FIRST_ERROR = Field(fail_fast=True)
 """Validation of a list or object whose size the client chooses ends with the first wrong item: pydantic keeps a
 kilobyte for each, and a body has room for millions."""
 
+_LONG_LIST = 2**14
+"""Items from which a list is looked at before it is validated."""
+
 TokenId = Annotated[int, Field(ge=0)]
-TokenIdList = Annotated[list[TokenId], FIRST_ERROR]
+
+
+def _fits(value: Any) -> Any:
+    """Numbers of more than 64 bits take several times as long to validate, in one stretch for a whole list."""
+    if isinstance(value, list) and len(value) > _LONG_LIST:
+        try:
+            fits = max(value) < 2**63
+        except TypeError:  # which validation says better
+            fits = True
+        if not fits:
+            raise PydanticCustomError("too_large", "must hold token ids, and holds larger numbers")
+    return value
+
+
+TokenIdList = Annotated[list[TokenId], FIRST_ERROR, BeforeValidator(_fits)]
 TokenIdName = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 """A token id as a key of a JSON object."""
-StopString = Annotated[str, Field(min_length=1)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_LENGTH)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
@@ -82,20 +101,67 @@ Prompt: TypeAlias = PlainText | list[int] | Conversation
 """Text, token ids, or a conversation."""
 
 
+_NULL = """
+    add_generation_prompt chat_template chat_template_kwargs continue_final_message documents
+    ec_transfer_params instruction kv_transfer_params late_chunking_params logit_bias media_io_kwargs messages
+    min_p mm_processor_kwargs padding previous_input_messages prompt_cache_options prompt_embeds
+    repetition_detection repetition_penalty request_id return_mm_kwargs seed session_id stream_interval
+    structured_outputs thinking_token_budget top_k use_activation vllm_xargs watermarking
+"""
+_DEFAULTS = {
+    "echo": False,
+    "embed_dtype": "float32",
+    "enable_response_messages": False,
+    "endianness": "native",
+    "ignore_eos": False,
+    "include_reasoning": True,
+    "include_stop_str_in_output": False,
+    "length_penalty": 1.0,
+    "max_tokens_per_doc": 0,
+    "max_tokens_per_query": 0,
+    "mm_payload": "tensors",
+    "return_prompt_text": False,
+    "return_token_offsets": False,
+    "return_tokens_as_token_ids": False,
+    "return_weight_versions": False,
+    "routed_experts_prompt_start": 0,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "stop": [],
+    "stop_token_ids": [],
+    "use_beam_search": False,
+}
+WITHOUT_EFFECT: Mapping[str, object] = {**dict.fromkeys(_NULL.split()), **_DEFAULTS}
+"""vLLM's fields, and a value of each beside null that an endpoint without the field accepts: clients write out
+defaults."""
+
+
 class Body(BaseModel):
     """An object in a request: nothing unknown in it, no conversions."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    _names: ClassVar[frozenset[str]]
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        cls._names = frozenset(field.alias or name for name, field in cls.model_fields.items())
+
     @model_validator(mode="before")
     @classmethod
     def _one_unknown(cls, value: Any) -> Any:
-        """Keep one error, as `FIRST_ERROR`: with more fields than exist, one unknown field is kept for the error."""
-        if not isinstance(value, dict) or len(value) <= len(cls.model_fields):
+        """Drop vLLM's fields that ask for nothing. Keep one error, as `FIRST_ERROR`: of the first unknown field."""
+        names = cls._names
+        if not isinstance(value, dict) or names.issuperset(value):
             return value
-        names = {field.alias or name for name, field in cls.model_fields.items()}
-        unknown = next(name for name in value if name not in names)
-        return {name: item for name, item in value.items() if name in names or name == unknown}
+        unknown = (name for name, item in value.items() if not (name in names or _asks_nothing(name, item)))
+        kept = next(unknown, None)
+        return {name: item for name, item in value.items() if name in names or name == kept}
+
+
+def _asks_nothing(name: str, value: object) -> bool:
+    return name in WITHOUT_EFFECT and (value is None or value == WITHOUT_EFFECT[name])
 
 
 class TruncationFields(Body):
@@ -142,9 +208,7 @@ class SamplingFields(TruncationFields):
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
-    allowed_token_ids: (
-        Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS, fail_fast=True)] | None
-    ) = None
+    allowed_token_ids: Annotated[TokenIdList, Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None

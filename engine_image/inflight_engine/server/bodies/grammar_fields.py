@@ -9,6 +9,7 @@ import msgspec
 from pydantic import Field
 
 from inflight_contract.errors import bad_request
+from inflight_engine.formats.schemas import MAX_BYTES
 from inflight_engine.grammars import sources
 from inflight_engine.grammars.compiled import GrammarError
 from inflight_engine.grammars.sources import Source, Tag
@@ -21,6 +22,9 @@ INVALID = "invalid_grammar"
 
 MAX_TRIGGERS = 1024
 """Each structure is compared with each of them."""
+
+_MAX_WRITTEN = 4 * MAX_BYTES
+"""Maximum length of an object that is written as a string, in characters: white space does not count in a grammar."""
 
 Schema: TypeAlias = dict[str, Any]
 IsSpecial: TypeAlias = Callable[[str], bool]
@@ -154,6 +158,8 @@ def _decoded(value: Schema | str, place: str) -> Schema:
     """An object, or one written as a string."""
     if not isinstance(value, str):
         return value
+    if len(value) > _MAX_WRITTEN:
+        raise GrammarError(f"{place} has more than {_MAX_WRITTEN} characters")
     try:
         return msgspec.json.decode(value, type=Schema)
     except (msgspec.MsgspecError, RecursionError) as error:

@@ -51,7 +51,7 @@ class EmbeddingRequest(PoolingFields):
 
     input: (
         str
-        | Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, fail_fast=True)]
+        | Annotated[TokenIdList, Field(min_length=1)]
         | Texts
         | Annotated[list[TokenIdList], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
     )

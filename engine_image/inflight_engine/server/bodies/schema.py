@@ -140,6 +140,7 @@ class CompletionRequest(OpenAIFields):
 
     echo: bool | None = None
     suffix: Annotated[object, only("")] = None
+    add_special_tokens: Annotated[object, only(True)] = None
 
     def prompts(self) -> list[Prompt]:
         if isinstance(self.prompt, str):

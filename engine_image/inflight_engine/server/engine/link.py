@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import msgspec
@@ -31,10 +31,10 @@ class EngineClient(asyncio.Protocol):
         """Take over a connected socket."""
         await asyncio.get_running_loop().create_connection(lambda: self, sock=sock)
 
-    def write(self, frames: bytes) -> None:
+    def write(self, frames: Sequence[bytes]) -> None:
         """Queue whole frames; after the engine has exited they are dropped, and `on_lost` reports it."""
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frames)
+            self._transport.writelines(frames)
 
     def close(self) -> None:
         if self._transport is not None:
@@ -92,7 +92,7 @@ class EngineLink:
 
     def send(self, *messages: ToEngine) -> None:
         """Queue messages, all or (when one cannot be encoded, also to an engine that is gone) none."""
-        frames = b"".join(map(encode, messages))
+        frames = [encode(message) for message in messages]
         if self.open and self._client is not None:
             self._client.write(frames)
 

@@ -9,9 +9,9 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from inflight_contract.errors import bad_request
 from inflight_engine.server.bodies.converted import validated
+from inflight_engine.server.bodies.json_size import MAX_COMMAS, MAX_ITEMS
 from inflight_engine.server.bodies.pooling_schema import EmbeddingRequest
 from inflight_engine.server.bodies.schema import GenerateRequest, OpenAIFields
-from inflight_engine.server.http.json_size import MAX_COMMAS, MAX_ITEMS
 
 _READ = frozenset({"request_id", "tokenized", "text", "sampling_params", "stream", "data_parallel_rank"})
 

@@ -70,7 +70,6 @@ def _handlers(service: Service, responses: OpenResponses) -> dict[str, Any]:
 
         return framed(name, kind, refuse)
 
-    no_events = "this server sends no KV events over gRPC"
     no_profile = "this server has no profiler"
     return {
         "Generate": stream(framed("Generate", pb.GenerateRequest, engine.generate, counted=True)),
@@ -81,7 +80,7 @@ def _handlers(service: Service, responses: OpenResponses) -> dict[str, Any]:
         "GetModelInfo": unary(framed("GetModelInfo", pb.GetModelInfoRequest, engine.model_info)),
         "GetServerInfo": unary(framed("GetServerInfo", pb.GetServerInfoRequest, engine.server_info)),
         "GetTokenizer": stream(framed("GetTokenizer", common_pb2.GetTokenizerRequest, engine.tokenizer)),
-        "SubscribeKvEvents": stream(refused("SubscribeKvEvents", common_pb2.SubscribeKvEventsRequest, no_events)),
+        "SubscribeKvEvents": stream(framed("SubscribeKvEvents", common_pb2.SubscribeKvEventsRequest, engine.kv_events)),
         "FlushCache": unary(
             refused("FlushCache", common_pb2.FlushCacheRequest, "the prefix cache is the engine's own")
         ),

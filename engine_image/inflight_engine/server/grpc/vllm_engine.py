@@ -22,6 +22,7 @@ from inflight_engine.server.answers.pooling import vector_of
 from inflight_engine.server.answers.writer import MANY_SCORED_TOKENS
 from inflight_engine.server.grpc.bodies import embedding_body, generation_body
 from inflight_engine.server.grpc.calls import Asked
+from inflight_engine.server.grpc.kv_events import Subscription
 from inflight_engine.server.grpc.messages import chunk, complete
 from inflight_engine.server.grpc.tokenizer_files import archive, chunks
 from inflight_engine.server.http import endpoint, pooling
@@ -157,6 +158,27 @@ class VllmEngine:
             self._tokenizer = asyncio.create_task(asyncio.to_thread(archive, tokenizer))
         for each in chunks(await asyncio.shield(self._tokenizer)):
             await asked.write(each)
+
+    async def kv_events(self, message: common_pb2.SubscribeKvEventsRequest, asked: Asked) -> None:
+        """Stream the batches of KV cache events.
+
+        Raises:
+            ApiError: 501, there are no events; 403, they would tell a tenant of others.
+        """
+        publisher = self._service.session.kv_events
+        if publisher is None:
+            raise ApiError(
+                501, "SubscribeKvEvents: there are no events without --kv-events-config", code="unimplemented"
+            )
+        if self._service.config.tenant_key_file is not None or self._service.config.trust_tenant_header:
+            said = "SubscribeKvEvents: the events hold the tokens of all tenants"
+            raise ApiError(403, said, code="events_of_all_tenants")
+        subscription = Subscription(publisher, message.start_sequence_number)
+        try:
+            async for batch in subscription.messages():
+                await asked.write(batch)
+        finally:
+            subscription.close()
 
     def _special_id(self, name: str) -> int | None:
         token = self._service.tokenizer.settings.get(name)

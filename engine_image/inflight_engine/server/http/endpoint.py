@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,10 +17,11 @@ from inflight_contract.tenants import PROGRESS_HEADER
 from inflight_engine.formats.grammar import answer_header
 from inflight_engine.formats.parser import Parsing
 from inflight_engine.grammars.sources import behind
-from inflight_engine.models.tokens.conversation import Conversation
+from inflight_engine.models.tokens.conversation import Conversation, TooManyTokensError, Wanted
 from inflight_engine.request import Thinking
 from inflight_engine.server.bodies.fields import ContinuedChoice, GenerationFields, PlainText, Prompt
 from inflight_engine.server.http.strict_json import converted
+from inflight_engine.server.kv_events import names
 from inflight_engine.server.requests.call import Call
 from inflight_engine.server.requests.generation import GenerationRequest
 from inflight_engine.server.requests.inbox import Inbox
@@ -34,7 +36,9 @@ from inflight_engine.server.requests.prepare import (
     num_unfinished,
     prepare,
     stop_reasons,
+    too_long,
     truncated,
+    wanted_tokens,
 )
 from inflight_engine.server.service import Service
 from inflight_engine.server.telemetry.exchange import Exchange, exchange_of
@@ -68,7 +72,9 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
     continued = continued_choices(continuation, num_choices, relayed=relayed)
     tokenizer, facts = service.model
     fields = [body.prompt_field if len(prompts) == 1 else f"{body.prompt_field}.{i}" for i in range(len(prompts))]
-    token_ids = await encode(tokenizer, dict(zip(fields, prompts, strict=True)))
+    with counting_too_long(service):
+        wanted = wanted_tokens(body, facts)
+        token_ids = await encode(tokenizer, dict(zip(fields, prompts, strict=True)), wanted, facts)
     if body.truncate_prompt_tokens is not None or body.truncation_side is not None:
         token_ids = {field: truncated(body, each, facts) for field, each in token_ids.items()}
         prompts = [*token_ids.values()]
@@ -99,12 +105,24 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
         thinking,
         relayed=relayed,
     )
+    num_tokens = sum(map(len, token_ids.values()))
+    blocks = await _blocks(service, requests[0], num_tokens) if relayed else b""
     inbox = Inbox(service.deliveries)
     generations = service.registry.submit(requests, tokenizer, arrived, inbox)
     service.counts.num_samples.observe(n, len(prompts))
-    call = Call(generations, inbox, sum(map(len, token_ids.values())), n, bool(body.stream), relayed)
+    call = Call(generations, inbox, num_tokens, n, bool(body.stream), relayed, blocks)
     exchange.call = call
     return call
+
+
+async def _blocks(service: Service, first: GenerationRequest, num_tokens: int) -> bytes:
+    """Names of the blocks of the first choice's prompt, for the relay's note; empty: no events tell of them."""
+    ready, engine = service.session.ready, service.config.engine
+    finds = engine.block_events and engine.prefix_caching and first.sampling.prompt_logprobs is None
+    if not finds or ready is None:
+        return b""
+    named = partial(names.note, first.prompt_token_ids, num_tokens, ready.runner.block_size, first.scheduling)
+    return named() if len(first.prompt_token_ids) < LONG_TEXT else await asyncio.to_thread(named)
 
 
 async def _grammar(
@@ -152,12 +170,8 @@ def _requests(
     if body.skip_special_tokens is False:
         shown_ids = service.tokenizer.all_special_ids
     for (field, prompt), echo in zip(token_ids.items(), echoes, strict=True):
-        try:
+        with counting_too_long(service):
             sampling = prepare(body, prompt, facts, field)
-        except ApiError as error:
-            if error.code == TOO_LONG:
-                service.counts.rejections["never_fits"] += 1
-            raise
         predicted = scheduling.predicted_tokens
         if predicted is not None:  # a request does not generate more than it may
             predicted = min(predicted, sampling.max_tokens)
@@ -196,15 +210,32 @@ def _requests(
     return requests
 
 
-async def encode(tokenizer: Tokenizer, prompts: Mapping[str, Prompt]) -> dict[str, list[int]]:
+@contextmanager
+def counting_too_long(service: Service) -> Iterator[None]:
+    """Count the refusal of a request that can never fit."""
+    try:
+        yield
+    except ApiError as error:
+        if error.code == TOO_LONG:
+            service.counts.rejections["never_fits"] += 1
+        raise
+
+
+async def encode(
+    tokenizer: Tokenizer, prompts: Mapping[str, Prompt], wanted: Wanted, facts: ModelFacts | None = None
+) -> dict[str, list[int]]:
     """Token ids of prompts, by the names of their fields.
 
+    Args:
+        wanted: of each text.
+        facts: of the model that is to compute them; None: they are only tokenized.
+
     Raises:
-        ApiError: 400, one cannot be tokenized.
+        ApiError: 400, one cannot be tokenized, or has more tokens than are wanted.
     """
     if sum(map(_size, prompts.values())) < LONG_TEXT:
-        return _encode_all(tokenizer, prompts)
-    return await asyncio.to_thread(_encode_all, tokenizer, prompts)
+        return _encode_all(tokenizer, prompts, wanted, facts)
+    return await asyncio.to_thread(_encode_all, tokenizer, prompts, wanted, facts)
 
 
 async def _texts(tokenizer: Tokenizer, prompts: Sequence[Prompt], token_ids: Sequence[list[int]]) -> list[str]:
@@ -229,18 +260,25 @@ def _size(prompt: Prompt) -> int:
     return len(prompt.text) if isinstance(prompt, PlainText) else 0
 
 
-def _encode_all(tokenizer: Tokenizer, prompts: Mapping[str, Prompt]) -> dict[str, list[int]]:
-    return {field: _encode(tokenizer, field, prompt) for field, prompt in prompts.items()}
+def _encode_all(
+    tokenizer: Tokenizer, prompts: Mapping[str, Prompt], wanted: Wanted, facts: ModelFacts | None
+) -> dict[str, list[int]]:
+    return {field: _encode(tokenizer, field, prompt, wanted, facts) for field, prompt in prompts.items()}
 
 
-def _encode(tokenizer: Tokenizer, field: str, prompt: Prompt) -> list[int]:
+def _encode(tokenizer: Tokenizer, field: str, prompt: Prompt, wanted: Wanted, facts: ModelFacts | None) -> list[int]:
+    param = field.partition(".")[0]
     try:
         match prompt:
             case Conversation():
-                return tokenizer.encode_chat(prompt)
+                return tokenizer.encode_chat(prompt, wanted)
             case PlainText():
-                return tokenizer.encode(prompt.text, special_tokens=prompt.special_tokens)
+                return tokenizer.encode(prompt.text, special_tokens=prompt.special_tokens, wanted=wanted)
             case _:
                 return prompt
+    except TooManyTokensError as error:
+        if facts is not None:
+            raise too_long(error.count, facts, field, param) from None
+        raise bad_request(f"{field}: {error}", param, TOO_LONG) from None
     except ValueError as error:
-        raise bad_request(f"{field}: {error}", field.partition(".")[0]) from None
+        raise bad_request(f"{field}: {error}", param) from None

@@ -13,6 +13,7 @@ from inflight_engine.server.http.endpoint import begin, encode
 from inflight_engine.server.http.middleware import request_id
 from inflight_engine.server.http.openai import check_model
 from inflight_engine.server.http.strict_json import StrictJsonRoute, converted
+from inflight_engine.server.http.tokenize import WANTED
 from inflight_engine.server.messages.answer import MessagesAnswer
 from inflight_engine.server.messages.requests import NAMES, CountTokensRequest, MessagesRequest
 from inflight_engine.server.service import ServiceOf
@@ -39,7 +40,7 @@ async def count_tokens(body: CountTokensRequest, http: Request, service: Service
     tokenizer, _ = service.model
     try:
         (prompt,) = await converted(http, lambda: body.counted().prompts())
-        token_ids = await encode(tokenizer, {"messages": prompt})
+        token_ids = await encode(tokenizer, {"messages": prompt}, WANTED)
     except ApiError as error:
         raise in_words_of(NAMES, error) from None
     return JSONResponse({"input_tokens": len(token_ids["messages"])})

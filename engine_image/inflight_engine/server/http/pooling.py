@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from fastapi import APIRouter, Request, Response
 
-from inflight_contract.errors import ApiError, bad_request
+from inflight_contract.errors import bad_request
 from inflight_contract.tenants import PROGRESS_HEADER
 from inflight_engine.request import SamplingParams
 from inflight_engine.server.answers.pooling import EmbeddingAnswer, PoolingAnswer, RerankAnswer, ScoreAnswer
 from inflight_engine.server.answers.respond import GenerationResponse
 from inflight_engine.server.bodies.pooling_schema import EmbeddingRequest, PoolingFields, RerankRequest, ScoreRequest
-from inflight_engine.server.http.endpoint import encode
+from inflight_engine.server.http.endpoint import counting_too_long, encode
 from inflight_engine.server.http.middleware import request_id
 from inflight_engine.server.http.openai import check_model
 from inflight_engine.server.http.strict_json import StrictJsonRoute
@@ -22,11 +22,11 @@ from inflight_engine.server.requests.call import Call
 from inflight_engine.server.requests.generation import GenerationRequest
 from inflight_engine.server.requests.inbox import Inbox
 from inflight_engine.server.requests.prepare import (
-    TOO_LONG,
     check_vocabulary,
     continued_choices,
     room_for_output,
     truncated,
+    wanted_tokens,
 )
 from inflight_engine.server.service import Service, ServiceOf
 from inflight_engine.server.telemetry.exchange import exchange_of
@@ -98,15 +98,13 @@ async def begin(service: Service, http: Request, body: PoolingFields) -> Call:
     if tokenizer.pooling.refusal:
         raise bad_request(tokenizer.pooling.refusal, code="unsupported_parameter")
     requests: list[GenerationRequest] = []
-    for (field, token_ids), before in zip((await encode(tokenizer, prompts)).items(), continued, strict=True):
+    with counting_too_long(service):
+        encoded = await encode(tokenizer, prompts, wanted_tokens(body, facts), facts)
+    for (field, token_ids), before in zip(encoded.items(), continued, strict=True):
         kept, param = truncated(body, token_ids, facts), field.partition(".")[0]
         check_vocabulary(kept, facts, field)
-        try:
+        with counting_too_long(service):
             room_for_output(len(kept), facts, field, param)
-        except ApiError as error:
-            if error.code == TOO_LONG:
-                service.counts.rejections["never_fits"] += 1
-            raise
         requests.append(
             GenerationRequest(
                 request_id=service.registry.new_request_id(),

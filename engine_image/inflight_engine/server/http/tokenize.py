@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from inflight_contract.errors import bad_request
+from inflight_engine.models.tokens.conversation import Wanted
 from inflight_engine.server.bodies.chat_schema import Messages, TemplateFields, Tools, conversation
 from inflight_engine.server.bodies.fields import Body, PlainText, Prompt, TokenIdList
 from inflight_engine.server.http.endpoint import LONG_TEXT, encode
@@ -25,6 +26,12 @@ info_router = APIRouter()
 _T = TypeVar("_T")
 
 _VERSION = version("inflight")
+
+WANTED = Wanted(2**20)
+"""Most tokens of a text that is only tokenized."""
+
+MAX_SPELLED = 2**17
+"""Most tokens whose text is asked for, or as many as the model computes at most where that are more."""
 
 
 class TokenizeRequest(TemplateFields):
@@ -54,14 +61,14 @@ async def tokenize(body: TokenizeRequest, http: Request, service: ServiceOf) -> 
     tokenizer, facts = service.model
     field = "prompt" if body.messages is None else "messages"
     prompt = await converted(http, lambda: _prompt(body))
-    token_ids = (await encode(tokenizer, {field: prompt}))[field]
+    token_ids = (await encode(tokenizer, {field: prompt}, WANTED))[field]
     answer = {
         "count": len(token_ids),
         "max_model_len": facts.max_total_tokens,
         "tokens": token_ids,
         "token_strs": await _convert(tokenizer.names, token_ids) if body.return_token_strs else None,
     }
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    return await _json(answer, len(token_ids))
 
 
 def _prompt(body: TokenizeRequest) -> Prompt:
@@ -91,7 +98,10 @@ async def detokenize(body: DetokenizeRequest, service: ServiceOf) -> Response:
     if largest >= facts.vocab_size:
         message = f"tokens: token id {largest} is not below the vocabulary size {facts.vocab_size}"
         raise bad_request(message, "tokens")
-    return JSONResponse({"prompt": await _convert(tokenizer.spell, body.tokens)})
+    most = max(MAX_SPELLED, facts.max_total_tokens)
+    if len(body.tokens) > most:
+        raise bad_request(f"tokens: must not be more than {most}", "tokens")
+    return await _json({"prompt": await _convert(tokenizer.spell, body.tokens)}, len(body.tokens))
 
 
 @info_router.get("/tokenizer_info")
@@ -104,6 +114,13 @@ async def tokenizer_info(service: ServiceOf) -> Response:
 async def _convert(convert: Callable[[list[int]], _T], token_ids: list[int]) -> _T:
     """Convert token ids, in a thread where there are many, as `encode` does."""
     return convert(token_ids) if len(token_ids) < LONG_TEXT else await asyncio.to_thread(convert, token_ids)
+
+
+async def _json(answer: object, num_tokens: int) -> Response:
+    """Respond with JSON, made in a thread where there are many tokens."""
+    encode = msgspec.json.encode
+    content = encode(answer) if num_tokens < LONG_TEXT else await asyncio.to_thread(encode, answer)
+    return Response(content, media_type="application/json")
 
 
 @router.get("/version")

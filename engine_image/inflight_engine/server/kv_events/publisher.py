@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple, TypeAlias
 
 import zmq
 
@@ -27,6 +28,15 @@ _LONGEST_REQUEST = 1024
 
 _CLOSE_SECONDS = 1.0
 
+Deliver: TypeAlias = Callable[[int, bytes], None]
+
+
+class _Subscriber(NamedTuple):
+    """A subscription that begins with a batch. Attributes: first: its number."""
+
+    first: int
+    deliver: Deliver
+
 
 class KVEventPublisher:
     """Each batch gets the next number and goes to all subscribers as topic, number (8 bytes, big endian) and content.
@@ -38,6 +48,9 @@ class KVEventPublisher:
 
     Sockets and encoding are a thread's own; no method but `close` waits for it.
 
+    Attributes:
+        num_dropped: batches that were dropped since the start.
+
     Raises:
         ValueError: an endpoint cannot be used; the message names it.
     """
@@ -46,10 +59,13 @@ class KVEventPublisher:
         self._topic = config.topic.encode()
         self._most_waiting = config.max_queue_size
         self._block_size = 0
+        self.num_dropped = 0
         self._num_dropped = 0
         """Batches since the latest one that was not."""
-        self._waiting: deque[tuple[int, Callable[[], bytes]] | None] = deque()
-        """Batches, each with the number of those that were dropped before it, and its encoder; None: no more follow."""
+        self._waiting: deque[tuple[int, Callable[[], bytes]] | _Subscriber | None] = deque()
+        """Batches, each with the number of those that were dropped before it, and its encoder; new subscribers; None:
+        no more follow."""
+        self._subscribers: dict[Deliver, None] = {}
         self._number = 0
         self._sent: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
         self._context = zmq.Context()
@@ -75,6 +91,17 @@ class KVEventPublisher:
         """Queue a batch."""
         self._put(partial(wire.encode, events, self._block_size, time.time()))
 
+    def subscribe(self, first: int, deliver: Deliver) -> None:
+        """Call `deliver` with the number and the content of each batch, in the publisher's thread: of those that are
+        kept from number `first` on, then of all that follow. 0: of all that were published, if they are kept. It must
+        not wait or raise."""
+        self._waiting.append(_Subscriber(first, deliver))
+        os.eventfd_write(self._woken, 1)
+
+    def unsubscribe(self, deliver: Deliver) -> None:
+        """End a subscription that has begun; a call of `deliver` may come to its end."""
+        self._subscribers.pop(deliver, None)
+
     def close(self) -> None:
         """Publish what waits, as far as that takes little time, and free the sockets."""
         self._waiting.append(None)
@@ -86,6 +113,7 @@ class KVEventPublisher:
             if not self._num_dropped:
                 log.warning("KV cache events are dropped: %d batches wait to be published", len(self._waiting))
             self._num_dropped += 1
+            self.num_dropped += 1
             return
         if self._num_dropped:
             self._waiting.append((self._num_dropped, partial(wire.cleared, time.time())))
@@ -127,12 +155,24 @@ class KVEventPublisher:
             item = self._waiting.popleft()
             if item is None:
                 return False
+            if isinstance(item, _Subscriber):
+                self._subscribe(item)
+                continue
             num_dropped, encode = item
             number, content = self._number + num_dropped, encode()
             self._number = number + 1
             self._sent.append((number, content))
             self._publishing.send_multipart((self._topic, number.to_bytes(NUMBER_BYTES, "big"), content))
+            for deliver in (*self._subscribers,):
+                deliver(number, content)
         return True
+
+    def _subscribe(self, one: _Subscriber) -> None:
+        if one.first or (self._sent and self._sent[0][0] == 0):
+            for number, content in self._sent:
+                if number >= one.first:
+                    one.deliver(number, content)
+        self._subscribers[one.deliver] = None
 
     def _replay(self, socket: zmq.Socket[bytes]) -> None:
         """Send the batches from the number on that a client asks for, as far as they are kept, then the end."""

@@ -55,6 +55,7 @@ class Batch(msgspec.Struct, array_like=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
+decode = msgspec.msgpack.Decoder(Batch).decode
 
 
 def cleared(now: float) -> bytes:
@@ -68,14 +69,14 @@ def encode(events: Sequence[BlockEvent], block_size: int, now: float) -> bytes:
 
 
 def _event(event: BlockEvent, block_size: int) -> BlockStored | BlockRemoved:
-    hashes = _short(event.hashes)
+    hashes = short(event.hashes)
     if not isinstance(event, BlocksStored):
         return BlockRemoved(hashes, event.medium, group_idx=0)
     # The digest of tenant and salt, not their text: a salt is what others must not know.
     first = (event.root.hex(),) if event.root else None
     return BlockStored(
         block_hashes=hashes,
-        parent_block_hash=_short(event.parent)[0] if event.parent else None,
+        parent_block_hash=short(event.parent)[0] if event.parent else None,
         token_ids=np.frombuffer(event.token_ids, "<i4").tolist(),
         block_size=block_size,
         lora_id=None,
@@ -87,7 +88,7 @@ def _event(event: BlockEvent, block_size: int) -> BlockStored | BlockRemoved:
     )
 
 
-def _short(hashes: bytes) -> list[int]:
+def short(hashes: bytes) -> list[int]:
     """Return hashes as vLLM shortens them: the last 64 bits of each."""
     words: list[int] = np.frombuffer(hashes, ">u8")[_WORDS - 1 :: _WORDS].tolist()
     return words

@@ -19,6 +19,7 @@ class Call:
     num_samples: `n`, choices of each prompt.
     streaming: the response is a stream.
     relayed: its progress is written for a relay.
+    blocks: names of the first prompt's blocks for the relay (`kv_events.names`); empty: it gets none.
     """
 
     choices: list[Generation]
@@ -27,6 +28,7 @@ class Call:
     num_samples: int
     streaming: bool
     relayed: bool = False
+    blocks: bytes = b""
 
     @property
     def done(self) -> bool:

@@ -44,7 +44,16 @@ class Histogram:
 REJECTIONS = ("queue_full", "class_queue_full", "queue_tokens", "shed", "draining", "not_ready", "never_fits")
 """Reasons of rejections: 400 for the last, 503 for the others."""
 
-_PROCESS_COUNTERS = ("num_preemptions", "prefix_queries", "prefix_hits", "num_out_of_memory", "num_forced_tokens")
+_PROCESS_COUNTERS = (
+    "num_preemptions",
+    "prefix_queries",
+    "prefix_hits",
+    "num_out_of_memory",
+    "num_forced_tokens",
+    "num_stored_blocks",
+    "num_loaded_blocks",
+    "num_failed_loads",
+)
 """Counters of `StepStats` that begin at zero in each engine process."""
 
 CURVE = "curve"

@@ -12,6 +12,7 @@ import numpy as np
 from inflight_contract.errors import ApiError, bad_request
 from inflight_engine.messages import EngineReady
 from inflight_engine.models.checkpoints.generation_config import SamplingDefaults
+from inflight_engine.models.tokens.conversation import Wanted
 from inflight_engine.request import FinishReason, SamplingParams, token_mask
 from inflight_engine.server.bodies.fields import (
     Continuation,
@@ -113,9 +114,20 @@ def room_for_output(num_prompt: int, facts: ModelFacts, field: str, param: str) 
         raise bad_request(f"{field}: must hold at least one token", param)
     left = facts.max_total_tokens - num_prompt
     if left < 1:
-        message = f"{field}: {num_prompt} prompt tokens and at least one of output do not fit; {_bound(facts)}"
-        raise bad_request(message, param, TOO_LONG)
+        raise too_long(num_prompt, facts, field, param)
     return left
+
+
+def too_long(num_prompt: int | None, facts: ModelFacts, field: str, param: str) -> ApiError:
+    """Make the error of a prompt that leaves no room for output.
+
+    Args:
+        num_prompt: its tokens; None: they were not counted to the end.
+        field, param: as of `room_for_output`.
+    """
+    tokens = f"more than {facts.max_total_tokens - 1}" if num_prompt is None else num_prompt
+    message = f"{field}: {tokens} prompt tokens and at least one of output do not fit; {_bound(facts)}"
+    return bad_request(message, param, TOO_LONG)
 
 
 def _bound(facts: ModelFacts) -> str:
@@ -177,6 +189,18 @@ def allowed_tokens(fields: GenerationFields, facts: ModelFacts) -> bytes:
     return token_mask(token_ids)
 
 
+def wanted_tokens(fields: TruncationFields, facts: ModelFacts) -> Wanted:
+    """Tokens of a prompt that are looked at: what `truncated` keeps, or what fits beside one of output."""
+    asked, most = fields.truncate_prompt_tokens, max(0, facts.max_total_tokens - 1)
+    if asked is None:
+        return Wanted(most)
+    return Wanted(most if asked < 0 else min(asked, most), "left" if _keeps_end(fields) else "right")
+
+
+def _keeps_end(fields: TruncationFields) -> bool:
+    return fields.keeps_end if fields.truncation_side is None else fields.truncation_side == "left"
+
+
 def truncated(fields: TruncationFields, token_ids: list[int], facts: ModelFacts) -> list[int]:
     """The tokens of a prompt that `truncate_prompt_tokens` keeps.
 
@@ -196,8 +220,7 @@ def truncated(fields: TruncationFields, token_ids: list[int], facts: ModelFacts)
     kept = most if asked < 0 else asked
     if len(token_ids) <= kept:
         return token_ids
-    keeps_end = fields.keeps_end if fields.truncation_side is None else fields.truncation_side == "left"
-    return token_ids[len(token_ids) - kept :] if keeps_end else token_ids[:kept]
+    return token_ids[len(token_ids) - kept :] if _keeps_end(fields) else token_ids[:kept]
 
 
 def banned_sequences(

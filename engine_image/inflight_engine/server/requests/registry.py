@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -141,7 +141,7 @@ class RequestRegistry:
         service_class = requests[0].scheduling.service_class
         self.check_room(service_class, len(unfinished), [each.num_known_tokens for each in unfinished])
         # First, so that requests that cannot be sent are not counted.
-        self._session.send(*(_message(each, announce_start=each.request.relayed) for each in unfinished))
+        self._session.send(*_messages([(each, each.request.relayed) for each in unfinished]))
         for generation in unfinished:
             self._requests[generation.request.request_id] = generation
             self._move(generation, RequestPhase.QUEUED)
@@ -207,7 +207,7 @@ class RequestRegistry:
         waiting, now = self.unfinished(), time.monotonic()
         for generation in waiting:
             self._timeouts.waits(generation, now)
-        self._session.send(*(_message(each, announce_start=each.tries > 0) for each in waiting))
+        self._session.send(*_messages([(each, each.tries > 0) for each in waiting]))
         self._counts.engine_restarts += 1
         self._counts.resubmitted += sum(generation.tries > 0 for generation in waiting)
         log.info("the engine process was restarted; %d requests are submitted to it", len(waiting))
@@ -324,19 +324,29 @@ class RequestRegistry:
         generation.counted_tokens = length
 
 
-def _message(generation: Generation, *, announce_start: bool) -> AddRequest:
-    """The message that submits a request, with the tokens that it has."""
-    request = generation.request
-    return AddRequest(
-        request_id=request.request_id,
-        prompt_token_ids=_packed(request.prompt_token_ids),
-        sampling=request.sampling,
-        arrival_time=generation.timings.arrived,
-        scheduling=request.scheduling,
-        announce_start=announce_start,
-        external_id=request.external_id,
-        output_token_ids=_packed(generation.token_ids),
-    )
+def _messages(generations: Sequence[tuple[Generation, bool]]) -> Iterator[AddRequest]:
+    """The messages that submit requests, each with the tokens that it has.
+
+    Args:
+        generations: and whether the start of each is to be announced.
+    """
+    # Answers to one prompt share its list: packing 128,000 tokens takes 4 ms.
+    prompts: dict[int, bytes] = {}
+    for generation, announce_start in generations:
+        request = generation.request
+        key = id(request.prompt_token_ids)
+        if key not in prompts:
+            prompts[key] = _packed(request.prompt_token_ids)
+        yield AddRequest(
+            request_id=request.request_id,
+            prompt_token_ids=prompts[key],
+            sampling=request.sampling,
+            arrival_time=generation.timings.arrived,
+            scheduling=request.scheduling,
+            announce_start=announce_start,
+            external_id=request.external_id,
+            output_token_ids=_packed(generation.token_ids),
+        )
 
 
 def _packed(token_ids: Sequence[int]) -> bytes:

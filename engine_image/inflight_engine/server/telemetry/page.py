@@ -37,6 +37,10 @@ class Gauges:
     revision: int = 0
 
 
+HOST_TIER = "host"
+"""Label of the tier in host memory."""
+
+
 class EngineMetrics(Collector):
     """The metrics of one engine.
 
@@ -46,10 +50,12 @@ class EngineMetrics(Collector):
 
     Attributes:
         spans: None: no tracing.
+        dropped_events: returns the batches of KV cache events that were dropped; None: there are no events.
     """
 
     def __init__(self, model_name: str, counts: Counts, demand: Demand, gauges: Callable[[], Gauges]) -> None:
         self.spans: SpanCounts | None = None
+        self.dropped_events: Callable[[], int] | None = None
         self._model_name = model_name
         self._counts = counts
         self._demand = demand
@@ -73,6 +79,13 @@ class EngineMetrics(Collector):
         _demand(page, demand)
         _step_cost(page, demand.step_cost)
         _traces(page, self.spans)
+        if self.dropped_events is not None:
+            page.counter(
+                "inflight_kv_event_batches_dropped",
+                "Batches of KV cache events that were not published, as too many waited. Consumers get AllBlocksCleared"
+                " after them.",
+                self.dropped_events(),
+            )
         _step_parts(page, counts.step_parts)
         _classes(page, counts.classes.values(), now.waiting)
         memory_families(page)
@@ -85,7 +98,12 @@ def _engine_state(page: Families, demand: Demand, now: Gauges) -> None:
     page.gauge("vllm:num_requests_running", "Running requests (with a slot).", stats.num_running)
     page.gauge("vllm:num_requests_waiting", "Requests waiting for a slot, including preempted requests.", load.waiting)
     page.gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", stats.kv_usage)
-    page.gauge("inflight_swapped_blocks", "Blocks of host memory in use by swapped requests.", stats.num_swapped_blocks)
+    page.gauges(
+        "inflight_tier_blocks",
+        "KV blocks that a tier behind the device holds.",
+        ("tier",),
+        [((HOST_TIER,), stats.num_tier_blocks)],
+    )
     if load.ready is not None:
         runner = load.ready.runner
         page.gauges(
@@ -123,6 +141,27 @@ def _counters(page: Families, counts: Counts, load: Load) -> None:
         "inflight_step_out_of_memory",
         "Steps for which device memory did not suffice; they were split or failed.",
         since_start["num_out_of_memory"],
+    )
+    for name, documentation, number in (
+        ("inflight_tier_stored_bytes", "Bytes of KV blocks copied to a tier behind the device.", "num_stored_blocks"),
+        ("inflight_tier_loaded_bytes", "Bytes of KV blocks loaded from a tier.", "num_loaded_blocks"),
+    ):
+        if load.ready is None:
+            continue  # While another engine process starts: its blocks are not known, and 0 would be a reset.
+        runner = load.ready.runner
+        num_bytes = since_start[number] * runner.kv_bytes_per_token * runner.block_size
+        page.counters(name, documentation, ("tier",), [((HOST_TIER,), num_bytes)])
+    page.counters(
+        "inflight_tier_hit_blocks",
+        "KV blocks of started requests that were found in a tier and loaded.",
+        ("tier",),
+        [((HOST_TIER,), since_start["num_loaded_blocks"])],
+    )
+    page.counters(
+        "inflight_tier_failed_blocks",
+        "KV blocks whose load failed, as they were not what was stored; their requests are computed anew.",
+        ("tier",),
+        [((HOST_TIER,), since_start["num_failed_loads"])],
     )
     page.counters(
         "vllm:request_success",

@@ -6,12 +6,15 @@ memory and no conversion.
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
+
+from inflight_gateway.types import MOST_NAMED, NAME_BYTES, PromptBlocks
 
 MAX_TOKENS = 2**20
 """Most tokens of a choice whose request sets no smaller number: more than any context."""
@@ -20,6 +23,12 @@ _MAX_NUMBER_BYTES = 20
 """Longest seed, in decimal digits."""
 
 _MAX_REASON_BYTES = 64
+
+_MAX_NAMES_BYTES = (MOST_NAMED * NAME_BYTES + 2) // 3 * 4
+"""Longest names of a prompt's blocks, in base64."""
+
+_LARGEST = 2**31 - 1
+"""Largest number of tokens that is read."""
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**32)]
 """Tokens of an answer as an engine tells them. Sums over all requests of a tenant must fit 64 bits."""
@@ -68,19 +77,31 @@ class Answer:
 
     Attributes:
         usage: None: not reported.
+        blocks: of the prompt, until their reader removes them; None: the engine did not tell them.
         continues: False: the ids of some of its tokens are not known, so that no engine can go on.
         has_tokens: any choice has a token, or is complete without one.
         advanced: the current attempt has added a token or completed a choice.
         size: bytes of the token ids.
     """
 
-    __slots__ = ("_choices", "_max_tokens", "_num_choices", "advanced", "continues", "has_tokens", "size", "usage")
+    __slots__ = (
+        "_choices",
+        "_max_tokens",
+        "_num_choices",
+        "advanced",
+        "blocks",
+        "continues",
+        "has_tokens",
+        "size",
+        "usage",
+    )
 
     def __init__(self, num_choices: int = 1, max_tokens: int | None = None) -> None:
         self._num_choices = num_choices
         self._max_tokens = min(max_tokens or MAX_TOKENS, MAX_TOKENS)
         self._choices: dict[int, Choice] = {}
         self.usage: Usage | None = None
+        self.blocks: PromptBlocks | None = None
         self.has_tokens = self.advanced = False
         self.continues = True
         self.size = 0
@@ -152,6 +173,8 @@ class Answer:
                 self._choice(index).seed = b"%d" % int(seed)
             elif kind == b"u ":
                 self.usage = msgspec.json.decode(note[2:], type=Usage)
+            elif kind == b"b ":
+                self.blocks = _blocks(note[2:])
             elif kind == b"w ":
                 ended = Ended(Ending.WHOLE, _status(note[2:]))
             elif kind == b"e ":
@@ -212,6 +235,27 @@ def _continued(choice: Choice) -> bytes:
         raise ValueError("a token id is not a number")
     reason = msgspec.json.encode(None if choice.finish_reason is None else choice.finish_reason.decode())
     return b'{"token_ids":[%b],"seed":%b,"finish_reason":%b}' % (tokens, choice.seed or b"null", reason)
+
+
+def _blocks(text: bytes) -> PromptBlocks:
+    size, tokens, names = text.split(b" ")
+    if len(names) > _MAX_NAMES_BYTES:
+        raise ValueError("too many blocks")
+    blocks = PromptBlocks(_number(size), _number(tokens), b64decode(names, validate=True))
+    if (
+        not blocks.names
+        or len(blocks.names) % NAME_BYTES
+        or blocks.size * len(blocks.names) > blocks.tokens * NAME_BYTES
+    ):
+        raise ValueError("no blocks of the prompt")
+    return blocks
+
+
+def _number(text: bytes) -> int:
+    number = int(text)
+    if not 0 < number <= _LARGEST:
+        raise ValueError("no number of tokens")
+    return number
 
 
 def _status(text: bytes) -> int:

@@ -17,6 +17,7 @@ import msgspec
 
 from inflight_gateway.relay.answers.answer import Answer, Usage
 from inflight_gateway.relay.answers.frames import DONE, Frame, FrameParser
+from inflight_gateway.relay.answers.vllm_blocks import note
 
 CHAT, TEXT = b"/v1/chat/completions", b"/v1/completions"
 
@@ -174,6 +175,7 @@ class VllmStream:
 
     Attributes:
         body: of the first attempt: asks for token ids.
+        block_size: tokens of a block of its engine, whose events tell of blocks; 0: there are no events.
 
     Raises:
         ValueError: a number is none.
@@ -192,6 +194,8 @@ class VllmStream:
         self._seed, self._min_tokens = seed, least
         self._head = _Head()
         self._prompt_ids = b""
+        self._salt = msgspec.json.decode(fields.get("cache_salt", b"null"), type=str | None) or ""
+        self.block_size = 0
         self.body = msgspec.json.encode({**fields, "return_token_ids": True})
 
     @property
@@ -293,6 +297,8 @@ class VllmStream:
         prompt = _PROMPT_IDS.search(event)
         if prompt is not None:
             self._prompt_ids = prompt[1]
+            if self.block_size and (named := note(prompt[1], self.block_size, self._salt)):
+                notes.insert(0, named)
             self._head = _head.decode(event.removeprefix(b"data: "))
             event = _PROMPT_IDS.sub(b'"prompt_token_ids":null', event)
         return Frame(tuple(notes), _IDS.sub(b'"token_ids":null', event))

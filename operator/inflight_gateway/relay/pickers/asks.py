@@ -29,7 +29,7 @@ from inflight_gateway.relay.pickers.health import BUSY_S, ticks
 from inflight_gateway.relay.pickers.picker_link import PickerLink
 from inflight_gateway.relay.pickers.reports import Reports
 from inflight_gateway.relay.pickers.view import View
-from inflight_gateway.types import Finished
+from inflight_gateway.types import Finished, PromptBlocks
 
 SETTLED_S = 10.0
 """Seconds for which a service stays where pickers sent it that disagree about its owner."""
@@ -128,6 +128,12 @@ class Asks:
             request.address, request.tokens = address, tokens
             if request.place.link is not None:
                 request.place.link.send(Answering(request_id, request.ask.attempt, address, refused))
+
+    def told(self, request_id: str, blocks: PromptBlocks) -> None:
+        """Notes the blocks of a prompt, whose first token has come."""
+        request = self._requests.get(request_id)
+        if request is not None and request.address and request.place.link is not None:
+            request.place.link.send(Answering(request_id, request.ask.attempt, request.address, blocks=blocks))
 
     def left(self, request_id: str) -> None:
         """Notes that the newest attempt of a request failed."""

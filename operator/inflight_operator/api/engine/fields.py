@@ -111,9 +111,9 @@ class KVCache(SpecModel):
     )
     swap: Annotated[str | int, AfterValidator(readable_quantity)] = setting_field(
         "swap_space",
-        "Host memory in each pod for the KV cache of preempted requests, such as 4Gi; with 0 they are"
-        " computed again. The operator adds it to its own memory request, and on CPU to its memory limit; where"
-        " template.resources sets memory, leave room for it there.",
+        "Host memory in each pod for KV blocks that the prefix cache evicts, those of preempted requests too, such"
+        " as 4Gi; with 0, or without prefixCaching, they are computed again. The operator adds it to its own memory"
+        " request, and on CPU to its memory limit; where template.resources sets memory, leave room for it there.",
         ge=None,
         json_schema_extra={
             **INT_OR_STRING,
@@ -207,6 +207,12 @@ class StartOptions(SpecModel):
         description="Serve vLLM's gRPC API (VllmEngine), which routers such as smg call, on port 50051 of pods and"
         " Services, for the same clients as the serving port. Requests do not go through the gateway, so gateway.auth"
         " excludes it.",
+    )
+    kv_events: bool = Field(
+        default=False,
+        description="Publish the KV cache events of vLLM on ports 5557 and 5558 (replays) of pods, for the gateway: its"
+        " index of cached prefixes is then exact. Only gateway pods may connect: the events hold the tokens of all"
+        " requests, without authentication.",
     )
     tracing: Tracing = Field(default_factory=Tracing, description="OpenTelemetry traces of requests.")
     logs: Logs = Field(default_factory=Logs, description="Logs of engines.")

@@ -44,6 +44,7 @@ TYPES_OF_FIELDS: dict[str, tuple[str, ...]] = {
     "engine.requestTimeout": _OWN,
     "engine.servingMetrics": _OWN,
     "engine.grpc": _OWN,
+    "engine.kvEvents": _STARTED,
     "engine.tracing.endpoint": _STARTED,
     "engine.tracing.samplingRatio": _STARTED,
     "engine.logs.format": _OWN,
@@ -88,6 +89,12 @@ def engine_rules(parts: Mapping[str, type[BaseModel]], own_flags: Iterable[str])
         *(_has_policy(name, policies) for name, policies in _POLICIES.items()),
         *(_has_parser(name, get_args(parsers)) for name, parsers in _PARSERS.items()),
         *(_no_flag_twice(name, taken) for name, taken in flags.items()),
+        rule(
+            "!self.engine.?kvEvents.orValue(false) || !has(self.engine.extraArgs)"
+            " || !self.engine.extraArgs.exists(a, a.matches('^--kv[-_]events[-_]config([.=].*)?$'))",
+            "engine.kvEvents and --kv-events-config in engine.extraArgs exclude each other: keep one",
+            fieldPath=".engine.kvEvents",
+        ),
         rule(
             f"self.engine.type != '{CUSTOM}' || has(self.engine.image)",
             "engine.type custom needs engine.image",

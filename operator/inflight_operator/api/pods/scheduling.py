@@ -128,9 +128,9 @@ class Scheduling(SpecModel):
     )
     preemption: PreemptionMode = setting_field(
         "preemption",
-        "How a preempted request gets its KV cache back. recompute: its tokens are computed again. swap:"
-        " its cache is copied to host memory and back (needs kvCache.swap; recompute while that is full). auto: the"
-        " cheaper of both by measurement; without kvCache.swap, recompute.",
+        "How KV blocks that left the cache come back to a request, a preempted one too. recompute: its tokens are"
+        " computed again. swap: blocks that the cache evicts are copied to host memory and loaded from there where they"
+        " are there (needs kvCache.swap). auto: the cheaper of both by measurement; without kvCache.swap, recompute.",
     )
     preemption_victim: Victim = setting_field(
         "preemption_victim",

@@ -34,7 +34,7 @@ SLOT = 300.0
 _DAY, _WEEK = 288, 2016
 """Slots in a day and in a week."""
 
-_PEAK = Struct("<f")
+_PEAK, _SPELL = Struct("<f"), Struct("<3dI")
 
 SPELL = 15.0
 """Length of an entry of the recent past in seconds."""
@@ -96,8 +96,7 @@ class AutopilotPolicy:
     season: float = 0.9
 
 
-@dataclass(frozen=True, slots=True)
-class Spell:
+class Spell(NamedTuple):
     """`SPELL` seconds of the past.
 
     Attributes:
@@ -126,14 +125,14 @@ class DemandMemory:
     Attributes:
         since: when the service was first seen; None before.
         jump: the largest factor by which demand grew within the time that a replica takes to start; 1 if it never did.
-        spells: the last `AutopilotPolicy.remember` seconds, oldest first.
+        past: spells of the last `AutopilotPolicy.remember` seconds, oldest first, packed.
         week: peak of each slot of the week, packed; 0 where none is known. Empty before the first slot is over.
         slot: the current slot, counted from the epoch, and its peak so far.
     """
 
     since: float | None = None
     jump: float = 1.0
-    spells: tuple[Spell, ...] = ()
+    past: bytes = b""
     week: bytes = b""
     slot: tuple[int, float] | None = None
 
@@ -143,20 +142,26 @@ class DemandMemory:
         """This memory with the result of a round: replicas kept busy by the demand, and replicas needed for it without
         room for growth: `headroom` and jumps are growth."""
         since = view.time if self.since is None else self.since
-        jump, spells = self.jump, self.spells
-        if spells and view.time - spells[-1].begin < SPELL:
-            spells = (*spells[:-1], spells[-1].with_(load, need))
+        jump, past = self.jump, self.past
+        last = Spell(*_SPELL.unpack_from(past, len(past) - _SPELL.size)) if past else None
+        if last is not None and view.time - last.begin < SPELL:
+            past = past[: -_SPELL.size] + _SPELL.pack(*last.with_(load, need))
         else:
-            kept = (one for one in spells if view.time - one.begin < policy.remember)
-            spells = (*kept, Spell(view.time, load, need))
+            spells = [one for one in self.spells if view.time - one.begin < policy.remember]
+            spells.append(Spell(view.time, load, need))
+            past = b"".join(_SPELL.pack(*one) for one in spells)
             jump = _jump([one for one in spells if one.begin - since >= policy.cold - start_up - 2 * SPELL], start_up)
         now = int(view.calendar // SLOT)
         if self.slot is None or self.slot[0] == now:
             peak = max(need, self.slot[1] if self.slot is not None else 0.0)
-            return DemandMemory(since, jump, spells, self.week, (now, peak))
+            return DemandMemory(since, jump, past, self.week, (now, peak))
         week = bytearray(self.week or bytes(_WEEK * _PEAK.size))
         _PEAK.pack_into(week, self.slot[0] % _WEEK * _PEAK.size, self.slot[1])
-        return DemandMemory(since, jump, spells, bytes(week), (now, need))
+        return DemandMemory(since, jump, past, bytes(week), (now, need))
+
+    @property
+    def spells(self) -> tuple[Spell, ...]:
+        return tuple(map(Spell._make, _SPELL.iter_unpack(self.past)))
 
     def peak_need(self, brief: float) -> float:
         """Replicas needed in the last peaks, without peaks shorter than the share `brief`."""

@@ -28,6 +28,7 @@ from inflight_operator.render.engines.container import (
     readiness_probe,
     startup_probe,
 )
+from inflight_operator.render.engines.kv_events import kv_events_flags, kv_events_ports
 from inflight_operator.render.observability import observability_flags, observability_of, trace_environment
 from inflight_operator.render.plan import EngineObservability, Settings
 from inflight_operator.render.service import behind_gateway
@@ -41,7 +42,7 @@ def inflight_container(service: InferenceService, settings: Settings) -> EngineC
     return EngineContainer(
         image=service.spec.engine.image or settings.engine_image,
         start={"command": engine_command(service, LIMITS_PATH, observability, key_file)},
-        ports={HTTP_PORT_NAME: ENGINE_PORT, ADMIN_PORT_NAME: ADMIN_PORT, **grpc},
+        ports={HTTP_PORT_NAME: ENGINE_PORT, ADMIN_PORT_NAME: ADMIN_PORT, **grpc, **kv_events_ports(service)},
         environment={
             **ADMIN_ENVIRONMENT,
             **hub_environment(service),
@@ -85,6 +86,7 @@ def engine_command(
         *engine_flags(spec),
         *observability_flags(observability),
         *([f"--grpc-port={GRPC_PORT}"] if spec.engine.grpc else []),
+        *kv_events_flags(service),
         *([] if tenant_key_file is None else [f"--tenant-key-file={tenant_key_file}"]),
         *spec.engine.extra_args,
     ]

@@ -35,6 +35,7 @@ from inflight_operator.render.engines.container import (
     keeps_serving,
     third_party_probes,
 )
+from inflight_operator.render.engines.kv_events import kv_events_flags, kv_events_ports
 from inflight_operator.render.observability import observability_of, vllm_trace_environment, vllm_trace_flags
 from inflight_operator.render.plan import EngineObservability, Settings
 from inflight_operator.render.service import behind_gateway
@@ -63,6 +64,10 @@ _ENVIRONMENT: dict[str, Manifest] = {
 }
 
 
+_NAMED_BLOCKS: dict[str, Manifest] = {"PYTHONHASHSEED": {"value": "0"}}
+"""vLLM's hashes of blocks depend on it: the gateway computes them too (`relay/answers/vllm_blocks.py`)."""
+
+
 def vllm_container(service: InferenceService, settings: Settings) -> EngineContainer:
     """`vllm serve`."""
     plugin, observability = service.spec.engine.plugin, observability_of(service, settings)
@@ -70,9 +75,14 @@ def vllm_container(service: InferenceService, settings: Settings) -> EngineConta
     return EngineContainer(
         image=service.spec.engine.image or settings.vllm_image,
         start={"command": vllm_command(service, observability)},
-        ports={HTTP_PORT_NAME: ENGINE_PORT, **({ADMIN_PORT_NAME: ADMIN_PORT} if plugin else {})},
+        ports={
+            HTTP_PORT_NAME: ENGINE_PORT,
+            **({ADMIN_PORT_NAME: ADMIN_PORT} if plugin else {}),
+            **kv_events_ports(service),
+        },
         environment={
             **_ENVIRONMENT,
+            **(_NAMED_BLOCKS if service.spec.engine.kv_events else {}),
             **hub_environment(service),
             **(_plugin_environment(service, settings) if plugin else {}),
             **vllm_trace_environment(service, observability),
@@ -127,6 +137,7 @@ def vllm_command(service: InferenceService, observability: EngineObservability) 
         f"--shutdown-timeout={_drain_seconds(spec)}",
         *(_plugin_flags() if engine.plugin else []),
         *vllm_trace_flags(observability),
+        *kv_events_flags(service),
         *engine.extra_args,
     ]
 

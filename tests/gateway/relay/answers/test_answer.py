@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_gateway.relay.answers.answer import MAX_TOKENS, Answer, Ended, Ending, Usage
+from inflight_gateway.types import PromptBlocks
 
 NEWS = st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 200_000), min_size=1, max_size=5)), max_size=20)
 
@@ -88,11 +90,27 @@ def test_usage_and_ends_are_understood():
         b'u {"completion_tokens":1e300}',
         b"s 0 " + b"9" * 21,
         b"f 0 " + b"x" * 65,
+        b"b 16 32",
+        b"b 16 32 !!!!",
+        b"b 16 32 AAAA",
+        b"b 16 15 AAAAAAAAAAA=",
+        b"b 0 32 AAAAAAAAAAA=",
+        b"b -1 32 AAAAAAAAAAA=",
+        b"b 1 99999999999 AAAAAAAAAAA=",
+        b"b 1 32 ",
+        b"b 1 65536 " + b64encode(bytes(8 * 4097)),
     ],
 )
 def test_notes_against_the_protocol_are_errors(note):
     with pytest.raises(ValueError):  # noqa: PT011
         Answer().take([note])
+
+
+def test_the_blocks_of_a_prompt_are_understood():
+    answer = Answer()
+    names = bytes(range(16))
+    answer.take([b"b 16 47 " + b64encode(names), b"t 0 5"])
+    assert answer.blocks == PromptBlocks(16, 47, names)
 
 
 def test_token_ids_that_are_no_numbers_do_not_reach_an_engine():

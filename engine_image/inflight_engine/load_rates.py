@@ -1,8 +1,8 @@
-"""Measured rates of prefill and of KV copies, which decide between recomputation and swap."""
+"""Measured rates of prefill and of KV copies, which decide between computing and loading."""
 
 from __future__ import annotations
 
-from inflight_engine.cache.swap import SwapRates
+from inflight_engine.cache.loading import LoadRates
 
 _WEIGHT = 0.2
 """Weight of the latest step in the running mean."""
@@ -11,7 +11,7 @@ _LEAST_CHANGE = 0.2
 is recorded."""
 
 
-class SwapRateMeter:
+class LoadRateMeter:
     """Measures the prefill rate over the steps that mainly prefill.
 
     Args:
@@ -23,7 +23,7 @@ class SwapRateMeter:
         self._prefill = 0.0
         self._told = 0.0
 
-    def observe(self, num_prefill_tokens: int, num_decode_tokens: int, seconds: float) -> SwapRates | None:
+    def observe(self, num_prefill_tokens: int, num_decode_tokens: int, seconds: float) -> LoadRates | None:
         """Take in one step; returns the rates when they changed enough to matter."""
         if num_prefill_tokens <= num_decode_tokens or seconds <= 0:
             return None
@@ -32,4 +32,4 @@ class SwapRateMeter:
         if abs(self._prefill - self._told) <= _LEAST_CHANGE * self._told:
             return None
         self._told = self._prefill
-        return SwapRates(prefill=self._prefill, copy=self._copy)
+        return LoadRates(prefill=self._prefill, copy=self._copy)

@@ -23,28 +23,28 @@ class TooManyValuesError(ValueError):
     """A body has more values than it may; the message is about `the body`."""
 
 
-def check_size(body: bytes) -> None:
+def check_size(body: bytes, max_commas: int = MAX_COMMAS) -> None:
     """Check the number of values of a JSON text; in one that is malformed, of those before the first fault.
 
     Raises:
-        TooManyValuesError: it has more than `MAX_ITEMS` or `MAX_COMMAS`.
+        TooManyValuesError: it has more than `MAX_ITEMS` or `max_commas`.
     """
-    if len(body) > MAX_ITEMS and not _is_surely_small(body):
+    if len(body) > MAX_ITEMS and not _is_surely_small(body, max_commas):
         items, commas = count(body)
         if items > MAX_ITEMS:
             raise TooManyValuesError(f"has more than {MAX_ITEMS} strings, objects and arrays")
-        if commas > MAX_COMMAS:
-            raise TooManyValuesError(f"has more than {MAX_COMMAS} values")
+        if commas > max_commas:
+            raise TooManyValuesError(f"has more than {max_commas} values")
 
 
-def _is_surely_small(body: bytes) -> bool:
+def _is_surely_small(body: bytes, max_commas: int) -> bool:
     """Return whether there are few enough even if no string has a comma, quote or bracket."""
     doubled = commas = 0
     for start in range(0, len(body), _PIECE):
         piece = body[start : start + _PIECE]
         doubled += piece.count(b'"') + 2 * (piece.count(b"[") + piece.count(b"{"))
         commas += piece.count(b",")
-    return doubled <= 2 * MAX_ITEMS and commas <= MAX_COMMAS
+    return doubled <= 2 * MAX_ITEMS and commas <= max_commas
 
 
 def count(body: bytes) -> tuple[int, int]:

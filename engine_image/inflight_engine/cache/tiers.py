@@ -1,0 +1,111 @@
+"""Tiers of the KV cache behind the device: what content they hold, where, and what they give up. Numbers only: the
+runner has the bytes, and copies them in the order of the plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from inflight_engine.block_events import HOST, BlockEvent, BlocksStored
+from inflight_engine.cache.block_pool import BlockIds, BlockPool
+
+
+class Stores(msgspec.Struct, frozen=True, eq=False):
+    """Blocks to copy out of the KV cache to host memory, one to one.
+
+    Attributes:
+        block_ids, host_block_ids: int32, of equal length; each all different.
+    """
+
+    block_ids: BlockIds
+    host_block_ids: BlockIds
+
+
+class Tier(Protocol):
+    """A bounded store of blocks by the hash of their content. A place is the number of a block in it.
+
+    What is stored can be found at once: whoever loads it copies after the copy that brings it. A place that is reserved
+    or loaded from is held until it is stored to or released, so nothing is copied over what the same step reads.
+    """
+
+    def match(self, hashes: Sequence[bytes]) -> int:
+        """Return how many hashes, from the first on, have their content here."""
+
+    def reserve(self, hashes: Sequence[bytes]) -> tuple[list[int], BlockIds]:
+        """Hold places for content that comes; what was there is given up, least recently used first. Content that is
+        here already counts as used. Where most places are held, the last hashes get those that are left.
+
+        Returns:
+            Indices of the hashes that get places, and these.
+        """
+
+    def store(self, places: BlockIds, hashes: Sequence[bytes]) -> None:
+        """Make content findable that is copied to reserved places, which are held no longer. The first is given up
+        first."""
+
+    def load(self, hashes: Sequence[bytes]) -> BlockIds:
+        """Hold the places of hashes that `match` has counted."""
+
+    def release(self, places: BlockIds) -> None:
+        """Hold places of one `load` no longer: they are the most recently used, and the last is given up first."""
+
+    def drop(self, places: Sequence[int]) -> None:
+        """Forget what these places hold: it was never copied there, or is not what was."""
+
+    def usage(self) -> int:
+        """Return the number of places with content."""
+
+
+class HostTier:
+    """A tier in host memory.
+
+    Args:
+        events: gets records of what it holds; None: no records.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, events: list[BlockEvent] | None = None) -> None:
+        self._pool = BlockPool(num_blocks, block_size, events, HOST)
+
+    def match(self, hashes: Sequence[bytes]) -> int:
+        """See `Tier`."""
+        return len(self._pool.match(hashes))
+
+    def reserve(self, hashes: Sequence[bytes]) -> tuple[list[int], BlockIds]:
+        """See `Tier`."""
+        pool = self._pool
+        places = pool.find(hashes)
+        known = places[places >= 0]
+        pool.share(known)
+        pool.free(known[::-1])
+        missing = np.flatnonzero(places < 0)
+        missing = missing[max(0, len(missing) - pool.num_free) :]
+        return missing.tolist(), pool.allocate(len(missing))
+
+    def store(self, places: BlockIds, hashes: Sequence[bytes]) -> None:
+        """See `Tier`."""
+        pool = self._pool
+        pool.register(places, hashes)
+        pool.free(places[::-1])
+        if pool.events is not None and hashes:
+            pool.events.append(BlocksStored(b"".join(hashes), b"", b"", b"", HOST))
+
+    def load(self, hashes: Sequence[bytes]) -> BlockIds:
+        """See `Tier`."""
+        places = self._pool.match(hashes)
+        self._pool.share(places)
+        return places
+
+    def release(self, places: BlockIds) -> None:
+        """See `Tier`."""
+        self._pool.free(places)
+
+    def drop(self, places: Sequence[int]) -> None:
+        """See `Tier`."""
+        self._pool.unregister(sorted(set(places)))
+
+    def usage(self) -> int:
+        """See `Tier`."""
+        return self._pool.num_findable

@@ -1,0 +1,97 @@
+"""The rules of the tier behind the cache: its content, what is loaded from it, and what it gives up next."""
+
+from __future__ import annotations
+
+from inflight_engine.scheduling.plan import StepPlan
+
+
+class TierRules:
+    """Blocks that the device loses are kept here, up to a number; the least recently used is given up first. What is
+    lost at once and is here already counts as used first, then the rest comes in, the first lost first. What a plan
+    loads is not given up before the plan is made, and is the most recently used then, of one request the first block.
+
+    Contents are stamps, as in `CacheRules`.
+    """
+
+    def __init__(self, num_places: int) -> None:
+        self.num_places = num_places
+        self._contents: dict[int, None] = {}
+        """Least recently used first."""
+        self._places: dict[int, int] = {}
+        self._held: list[list[int]] = []
+        self._coming: dict[int, int] = {}
+        """By content that no plan copies yet, the block that has it."""
+        self._under_way: dict[int, set[int]] = {}
+
+    @property
+    def num_full(self) -> int:
+        return len(self._contents)
+
+    def lost(self, contents: dict[int, int]) -> None:
+        """The device loses these at once: content and block, the first lost first."""
+        held = {content for each in self._held for content in each}
+        for content in contents:
+            if content in self._contents and content not in held:
+                del self._contents[content]
+                self._contents[content] = None
+        missing = [content for content in contents if content not in self._contents]
+        for content in missing[max(0, len(missing) - (self.num_places - len(held))) :]:
+            if len(self._contents) == self.num_places:
+                self._give_up(next(each for each in self._contents if each not in held))
+            self._contents[content] = None
+            self._coming[content] = contents[content]
+
+    def leading(self, contents: list[int]) -> int:
+        """How many of these are here, up to the first that is not."""
+        return next((at for at, content in enumerate(contents) if content not in self._contents), len(contents))
+
+    def load(self, contents: list[int], places: tuple[int, ...], plan: StepPlan) -> None:
+        """A plan loads these."""
+        stored = {} if plan.stores is None else dict(zip(*(each.tolist() for each in _fields(plan)), strict=True))
+        for content, place in zip(contents, places, strict=True):
+            coming = self._coming.get(content)
+            known = self._places.get(content) if coming is None else stored.get(coming)
+            assert place == known, "a block is loaded from a place that has something else"
+        self._held.append(contents)
+
+    def planned(self, plan: StepPlan) -> None:
+        """A plan is made."""
+        for contents in self._held:
+            for content in reversed(contents):
+                self._contents.pop(content, None)
+                self._contents[content] = None
+        self._held.clear()
+        stored = {} if plan.stores is None else dict(zip(*(each.tolist() for each in _fields(plan)), strict=True))
+        assert sorted(stored) == sorted(self._coming.values()), "what is copied out is not what the device lost"
+        self._places |= {content: stored[block] for content, block in self._coming.items()}
+        assert len(set(self._places.values())) == len(self._places) <= self.num_places, "a place has two contents"
+        self._under_way[plan.step] = set(self._coming)
+        self._coming.clear()
+
+    def taken_in(self, step: int) -> None:
+        """The step has made its copies."""
+        self._under_way.pop(step, None)
+
+    def forget(self) -> None:
+        """A step under way gave nothing."""
+        for content in [*self._coming, *(each for contents in self._under_way.values() for each in contents)]:
+            if content in self._contents:
+                self._give_up(content)
+        self._under_way.clear()
+
+    def damaged(self, places: tuple[int, ...]) -> None:
+        """These places have something else than was stored."""
+        for content in [content for content, place in self._places.items() if place in places]:
+            self._give_up(content)
+
+    def _give_up(self, content: int) -> None:
+        del self._contents[content]
+        self._places.pop(content, None)
+        self._coming.pop(content, None)
+        for contents in self._under_way.values():
+            contents.discard(content)
+
+
+def _fields(plan: StepPlan):
+    assert plan.stores is not None
+    return plan.stores.block_ids, plan.stores.host_block_ids
