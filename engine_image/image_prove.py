@@ -24,6 +24,7 @@ SERVING_MODULES = (
     "jinja2",
     "llguidance",
     "msgspec",
+    "obstore",
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
     "opentelemetry.sdk.trace",
     "prometheus_client",

@@ -23,7 +23,8 @@ class EngineConfig(SchedulingSettings):
     """Configuration of the engine process, made once from flags or a file.
 
     Attributes:
-        model: `builtin://smollm2`, a folder with a Hugging Face model, or a Hugging Face name (also `hf://NAME`).
+        model: `builtin://smollm2`, a folder with a Hugging Face model, a Hugging Face name (also `hf://NAME`), or the
+            URL of a folder in an object store or on an HTTP server.
         block_events: report which blocks can be found by content, and which are lost.
     """
 

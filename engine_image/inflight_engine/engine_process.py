@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 
 import msgspec
@@ -29,6 +30,7 @@ from inflight_engine.grammars.compiled import Grammars
 from inflight_engine.grammars.waiting import CompilingRequests
 from inflight_engine.load_rates import LoadRateMeter
 from inflight_engine.messages import EngineFailed, EngineReady, LongStep, Shutdown, Starting
+from inflight_engine.models.checkpoints.source import is_remote
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.scheduler import Scheduler
@@ -149,12 +151,10 @@ def start(channel: EngineChannel) -> Engine | None:
     gc.disable()  # In the next seconds a million objects are made, and hardly one is garbage.
     what = "the engine"
     try:
+        received = _receive_in_thread()
         import inflight_engine.execution.build  # noqa: F401  Takes longest, so not after the configuration has come.
 
-        text = sys.stdin.buffer.read()
-        if not text:
-            raise ChannelClosedError("the API process is gone")
-        config = msgspec.json.decode(text, type=EngineConfig)
+        config = received.result()
         logs.configure(config.log_format, config.log_level, process="engine")
         what = f"model {config.model}"
         placement = placing.here(config.num_threads)
@@ -174,6 +174,33 @@ def start(channel: EngineChannel) -> Engine | None:
     gc.freeze()  # What was imported stays; to look through it for garbage again and again would be long pauses.
     gc.enable()
     return engine
+
+
+def _receive_in_thread() -> Future[EngineConfig]:
+    """Read the configuration from standard input. The weights of a remote model begin to come before this is done.
+
+    Raises, by the result:
+        ChannelClosedError: the API process is gone.
+        ModelSourceError: the remote model cannot be read.
+    """
+    received: Future[EngineConfig] = Future()
+
+    def receive() -> None:
+        try:
+            text = sys.stdin.buffer.read()
+            if not text:
+                raise ChannelClosedError("the API process is gone")
+            config = msgspec.json.decode(text, type=EngineConfig)
+            if config.tensor_parallel_size == 1 and is_remote(config.model):
+                from inflight_engine.models.remote.reading import read_early
+
+                read_early(config.model)
+            received.set_result(config)
+        except Exception as error:
+            received.set_exception(error)
+
+    threading.Thread(target=receive, name="receive", daemon=True).start()
+    return received
 
 
 def main() -> int:
