@@ -106,6 +106,11 @@ def engine_rules(parts: Mapping[str, type[BaseModel]], own_flags: Iterable[str])
             fieldPath=".model.source",
         ),
         rule(
+            f"self.engine.type == '{INFLIGHT}' || !self.model.source.matches('^(s3|gs|az|https)://')",
+            "model.source s3://, gs://, az:// and https:// are for engine.type inflight only: use hf:// or pvc://",
+            fieldPath=".model.source",
+        ),
+        rule(
             f"!has(self.tuning.override) || self.engine.type == '{INFLIGHT}'"
             f" || (self.engine.type == '{VLLM}' && self.engine.plugin)",
             "tuning.override needs limits that change while engines run: engine.type inflight, or vllm with"

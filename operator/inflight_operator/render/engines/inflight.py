@@ -24,6 +24,7 @@ from inflight_operator.render.engines.container import (
     LIMITS_PATH,
     PROPAGATION_SECONDS,
     EngineContainer,
+    Volume,
     hub_environment,
     readiness_probe,
     startup_probe,
@@ -32,6 +33,8 @@ from inflight_operator.render.engines.kv_events import kv_events_flags, kv_event
 from inflight_operator.render.observability import observability_flags, observability_of, trace_environment
 from inflight_operator.render.plan import EngineObservability, Settings
 from inflight_operator.render.service import behind_gateway
+
+_CA_FOLDER = "/etc/inflight/model-ca"
 
 
 def inflight_container(service: InferenceService, settings: Settings) -> EngineContainer:
@@ -46,11 +49,27 @@ def inflight_container(service: InferenceService, settings: Settings) -> EngineC
         environment={
             **ADMIN_ENVIRONMENT,
             **hub_environment(service),
+            **_store_environment(service),
             **trace_environment(service, observability),
         },
+        volumes=_store_volumes(service),
         resources=engine_resources(service),
         probes=engine_probes(startup_limit_seconds(service.spec)),
     )
+
+
+def _store_environment(service: InferenceService) -> dict[str, Manifest]:
+    """Variables for the store of a remote model."""
+    model = service.spec.model
+    return {
+        **({"INFLIGHT_MODEL_ENDPOINT": {"value": model.endpoint}} if model.endpoint else {}),
+        **({"INFLIGHT_MODEL_CA_FILE": {"value": f"{_CA_FOLDER}/ca.crt"}} if model.ca_config_map else {}),
+    }
+
+
+def _store_volumes(service: InferenceService) -> tuple[Volume, ...]:
+    name = service.spec.model.ca_config_map
+    return (Volume("inflight-model-ca", {"configMap": {"name": name}}, _CA_FOLDER),) if name else ()
 
 
 def engine_command(
@@ -81,7 +100,7 @@ def engine_command(
     return [
         "inflight-engine",
         "serve",
-        model_argument(spec.model.source),
+        model_argument(spec.model),
         *(f"--{flag}={value}" for flag, value in flags.items()),
         *engine_flags(spec),
         *observability_flags(observability),
