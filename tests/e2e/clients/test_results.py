@@ -108,7 +108,7 @@ def test_a_suite_that_takes_too_long_ends_with_all_that_it_started(ran, monkeypa
 
 
 def test_a_suite_that_ended_early_is_a_fault_though_its_report_is_good(ran):
-    good = "echo '<testsuites><testcase classname=\"a\" name=\"b\"/></testsuites>' >a.xml"
+    good = 'echo \'<testsuites><testcase classname="a" name="b"/></testsuites>\' >a.xml'
     assert ran(good).faults() == []
     with pytest.raises(ValueError, match="a ended early, with exit code 3: the last line"):
         ran(f"{good}; echo the last line; exit 3")
