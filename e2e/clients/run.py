@@ -106,7 +106,7 @@ def run_all(
         for suite in suites:
             found[suite] = {}
             for way in ways:
-                if way not in suite.passes:
+                if way not in suite.ways:
                     continue
                 try:
                     result: Results | str = run(suite, way, urls, folder / way)

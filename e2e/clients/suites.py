@@ -26,15 +26,14 @@ class Suite:
         name: for `--only`; names the file of tests and that of pins too.
         requirements: that are installed beside pytest; the first is the client. `pins` has all of their dependencies.
         options: of pytest.
-        passes: number of tests that pass, by way that leads from the client to the engine; the gateway forwards HTTP
-            only. Fewer are a fault.
+        ways: that lead from the client to the engine; the gateway forwards HTTP only.
         known: reason by pattern (`fnmatch`) of the ids of tests that do not pass, each behind `direct` or `gateway`.
     """
 
     name: str
     requirements: tuple[str, ...]
     options: tuple[str, ...] = ()
-    passes: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(WAYS, 1))
+    ways: tuple[str, ...] = WAYS
     known: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -87,5 +86,5 @@ SUITES = (
         },
     ),
     Suite("lm-eval", ("lm-eval[api]==0.4.13", "transformers==5.23.0")),
-    Suite("smg", ("smg==1.13.0", "openai==3.54.0"), passes={DIRECT: 1}),
+    Suite("smg", ("smg==1.13.0", "openai==3.54.0"), ways=(DIRECT,)),
 )

@@ -41,13 +41,8 @@ def test_an_exception_that_passes_is_a_fault(report):
     assert results.faults() == ["test_a.test_good passed: its exception is needless"]
 
 
-def test_tests_that_did_not_run_are_a_fault(report):
-    none = read(report("<testsuites/>"), Suite("a", ("a==1",)), "direct")
-    assert none.faults() == ["0 tests ran of those that pass, which are 1"]
-    few = read(report(), Suite("a", ("a==1",), passes={"direct": 5}), "direct")
-    assert few.faults()[-1] == "4 tests ran of those that pass, which are 5"
-    several = read(report(), Suite("a", ("a==1",), passes={"direct": 5, "gateway": 4}), "gateway")
-    assert len(several.faults()) == len(several.failed) == 3
+def test_a_suite_without_tests_is_a_fault(report):
+    assert read(report("<testsuites/>"), Suite("a", ("a==1",)), "direct").faults() == ["no test ran"]
 
 
 @pytest.mark.parametrize("text", ["", "<testsuites>"])
@@ -60,7 +55,7 @@ def test_the_table_has_a_column_for_each_way_and_faults_name_suite_and_way(repor
     suite = Suite("a", ("a[extra]==1",))
     found = {suite: {"direct": read(report("<testsuites/>"), suite, "direct"), "gateway": "no report"}}
     assert rows(found) == [["suite", "client", "direct", "gateway"], ["a", "a[extra] 1", "0 passed", "no report"]]
-    assert faults(found) == ["a, direct: 0 tests ran of those that pass, which are 1", "a, gateway: no report"]
+    assert faults(found) == ["a, direct: no test ran", "a, gateway: no report"]
 
 
 def test_only_takes_names_of_suites(capsys):
@@ -112,6 +107,11 @@ def test_a_suite_that_ended_early_is_a_fault_though_its_report_is_good(ran):
     assert ran(good).faults() == []
     with pytest.raises(ValueError, match="a ended early, with exit code 3: the last line"):
         ran(f"{good}; echo the last line; exit 3")
+
+
+def test_a_suite_whose_tests_are_all_skipped_is_a_fault(report):
+    text = '<testsuites><testcase classname="a" name="b"><skipped message="no"/></testcase></testsuites>'
+    assert read(report(text), Suite("a", ("a==1",)), "direct").faults() == ["no test ran"]
 
 
 def test_logs_of_another_run_are_not_overwritten(tmp_path, monkeypatch, capsys):
