@@ -31,14 +31,14 @@ MESSAGE_BYTES = 1024
 MAX_QUEUED = 64
 """Most messages that wait to be read."""
 
-MAX_PER_TURN = 64
-"""Most messages that are read of a socket in a turn of the event loop: some 1 ms."""
+MAX_BYTES_PER_TURN = 2**17
+"""Bytes of messages after which a socket is read on in the next turn of the event loop: some ms at most."""
 
 REPLAY_S = 2.0
 """Seconds in which missed batches come; after them, what the engine holds is unknown."""
 
-MAX_WAITING_BYTES = 8 * 2**20
-"""Most bytes of messages that wait for missed ones."""
+MAX_WAITING_BYTES = 2**20
+"""Most bytes of messages that wait for missed ones, and are then applied at once."""
 
 AGAIN_S = 60.0
 """Seconds until a stream that was closed is opened again."""
@@ -146,14 +146,17 @@ class EventStream:
 
     def _receive(self, socket: zmq.Socket[bytes] | None, take: Callable[[bytes, bytes], None]) -> None:
         """Reads the messages of a socket, some of them in a later turn."""
-        for _ in range(MAX_PER_TURN):
+        left = MAX_BYTES_PER_TURN
+        while left > 0:
             if socket is None or socket.closed:
                 return
             try:
                 frames = socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._take(frames, take)
+            size = MESSAGE_BYTES + sum(map(len, frames))
+            left -= size
+            self._take(frames, size, take)
         self._read_soon()
 
     def _read_soon(self) -> None:
@@ -190,12 +193,12 @@ class EventStream:
         except TooManyBlocks:
             self._fail("blocks")
 
-    def _take(self, frames: list[bytes], take: Callable[[bytes, bytes], None]) -> None:
+    def _take(self, frames: list[bytes], size: int, take: Callable[[bytes, bytes], None]) -> None:
         """Applies a message by its last two frames: number and content."""
         now = self._clock()
         self._credit = min(BURST_BYTES, self._credit + MAX_BYTES_PER_SECOND * (now - self._credit_at))
         self._credit_at = now
-        self._credit -= MESSAGE_BYTES + sum(map(len, frames))
+        self._credit -= size
         if self._credit < 0:
             self._fail("rate")
             return
