@@ -81,7 +81,12 @@ async def raw():
 
 def lose(stream):
     """Loses the next message."""
-    stream._came = lambda number, content: vars(stream).pop("_came")
+
+    def came(number, content):
+        if vars(stream).pop("_came", None) is None:  # another one in the same turn
+            stream._came(number, content)
+
+    stream._came = came
 
 
 @pytest.fixture
@@ -195,6 +200,7 @@ async def missed(stream, raw, replaying, batches):
 
 async def test_missed_batches_are_read_few_at_a_turn_of_the_loop(world, raw, replaying, monkeypatch):
     monkeypatch.setattr(event_stream, "MAX_BYTES_PER_TURN", 1)
+    monkeypatch.setattr(event_stream, "REPLAY_S", 60.0)
     stream = world.stream(KvEventPorts(port_of(raw), port_of(replaying)))
     turn, loop, read_in = 0, asyncio.get_running_loop(), []
 
