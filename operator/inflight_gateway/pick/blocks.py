@@ -140,8 +140,9 @@ class ReplicaBlocks:
 
     def clear(self, now: float) -> None:
         """Removes all blocks: the cache is empty, or events were lost."""
-        for held in (*self._media.values(), self._removed, self._removed_before, self._awaited):
-            held.clear()
+        for blocks in (*self._media.values(), self._removed, self._removed_before):
+            blocks.clear()
+        self._awaited.clear()
         self._cleared_at = now
         self._release()
 
