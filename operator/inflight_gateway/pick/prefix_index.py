@@ -127,7 +127,7 @@ class _Table:
 
 
 class Matched(NamedTuple):
-    """What replicas should hold of a prompt, in their order.
+    """Contents of replicas that a prompt begins with, in the order of the replicas.
 
     Attributes:
         blocks: number of its leading blocks, each of a hash.
