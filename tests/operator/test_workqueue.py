@@ -1,6 +1,7 @@
 """The work queue: each key once, never twice at the same time, never lost."""
 
 import asyncio
+from time import sleep
 
 import pytest
 
@@ -42,6 +43,35 @@ async def test_first_come_first_served():
     for key in "abc":
         queue.add(key)
     assert [await queue.take() for _ in range(3)] == ["a", "b", "c"]
+
+
+@in_virtual_time
+async def test_keys_with_time_wait_for_those_without_and_not_for_later_ones():
+    queue = WorkQueue()
+    queue.add("in time", within=0.05)
+    queue.add("later", within=60.0)
+    queue.add("now")
+    queue.add("later", within=30.0)
+    assert [await queue.take() for _ in range(3)] == ["now", "in time", "later"]
+    queue.add("waited", within=0.01)
+    sleep(0.02)
+    queue.add("new")
+    assert [await queue.take() for _ in range(2)] == ["waited", "new"]
+
+
+@in_virtual_time
+async def test_a_key_with_time_that_is_asked_for_at_once_is_taken_once_and_first():
+    queue = WorkQueue()
+    for key in "abc":
+        queue.add(key, within=60.0)
+    queue.add("c")
+    queue.add("c", within=60.0)
+    assert len(queue) == 3
+    taken = [await queue.take() for _ in range(3)]
+    assert taken == ["c", "a", "b"]
+    for key in taken:
+        queue.done(key)
+    await nothing_to_take(queue)
 
 
 @in_virtual_time
