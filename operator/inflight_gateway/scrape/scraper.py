@@ -11,7 +11,8 @@ from time import monotonic
 
 from inflight_base.http.engine_pool import Loss
 from inflight_base.manifest.engines import EngineType
-from inflight_base.page.scraper import Engine, LostError, Scraper
+from inflight_base.page.response import LostError
+from inflight_base.page.scraper import Engine, Scraper
 from inflight_gateway.scrape.page import READER, read_page
 from inflight_gateway.scrape.samples import Samples
 from inflight_gateway.types import Endpoint, ServiceConfig
