@@ -18,7 +18,7 @@ from zlib import crc32
 
 from inflight_base import logs
 from inflight_base.manifest.keys import ServiceKey
-from inflight_operator.pacing import Stretch, first_apart, rest
+from inflight_operator.pacing import MOST_STRETCH, Stretch, first_apart, rest
 from inflight_operator.telemetry.metrics import OperatorMetrics
 
 logger = logging.getLogger(__name__)
@@ -198,7 +198,7 @@ class Workers:
         services = self._services()
         apart = first_apart(len(services), self._settings.interval)
         for key in services:
-            self._queue.add(key, within=self._settings.interval)
+            self._queue.add(key, within=self._settings.interval * MOST_STRETCH)
             await asyncio.sleep(apart)
 
     async def _resync(self) -> None:
@@ -217,7 +217,7 @@ class Workers:
                 due += lag  # what was missed is not made up for
                 late = max(late, lag)
                 if key is not None:
-                    self._queue.add(key, within=self._settings.interval)
+                    self._queue.add(key, within=self._settings.interval * MOST_STRETCH)
             self._stretch.note(late)
 
     async def _round(self, key: ServiceKey) -> None:
