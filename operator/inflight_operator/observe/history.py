@@ -7,7 +7,7 @@ older ones every second, then every fourth and every eighth: `History.since` doc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import chain
@@ -175,9 +175,14 @@ class PodSpan(Counters):
     if not TYPE_CHECKING:  # what is not computed yet has a type above and in `Counters`
 
         def __getattr__(self, name: str) -> Any:
-            if name not in _MEASURES:
+            if name in _COUNTERS:
+                value = self._total(_COUNTERS.index(name), getattr(self.newest, name))
+            elif name in _HISTOGRAMS:
+                value = self._histogram(_HISTOGRAMS.index(name))
+            elif name in ("mean", "peak"):
+                value = self._gauges(peak=name == "peak")
+            else:
                 raise AttributeError(name)
-            value = _MEASURES[name](self)
             object.__setattr__(self, name, value)
             return value
 
@@ -195,35 +200,16 @@ class PodSpan(Counters):
         counts = [grown % _WORD for grown in map(sub, newest.counts, was)]
         return Histogram(newest.bounds, counts, self._total(len(_COUNTERS) + index, newest.total))
 
-    def _mean(self) -> Gauges:
+    def _gauges(self, *, peak: bool) -> Gauges:
         if self._base is None:
             return Gauges(*_gauges(self.newest))
-        samples, *sums, prompt_tokens, reported = self._summed()
-        return Gauges(*(total / samples for total in sums), prompt_tokens / reported if reported else None)
-
-    def _peak(self) -> Gauges:
-        if self._base is None:
-            return Gauges(*_gauges(self.newest))
+        samples, *sums, prompt_tokens, reported = map(sub, _SUMS_PACKED.unpack(self._history.sums), self._was[_SUMS])
+        if not peak:
+            return Gauges(*(total / samples for total in sums), prompt_tokens / reported if reported else None)
         older = self._history.older[self._base + 1 :]
         peaks = (_PEAKS_PACKED.unpack_from(snapshot, _PEAKS_OFFSET) for snapshot in older)
         *most, prompt_tokens = map(max, zip(_PEAKS_PACKED.unpack(self._history.peaks), *peaks, strict=True))
-        return Gauges(*most, prompt_tokens if self._summed()[-1] else None)
-
-    def _summed(self) -> list[float]:
-        """Returns the summands of `_summands`, summed over the samples of the span but the first."""
-        return [*map(sub, _SUMS_PACKED.unpack(self._history.sums), self._was[_SUMS])]
-
-
-_MEASURES: dict[str, Callable[[PodSpan], Any]] = {
-    "mean": PodSpan._mean,
-    "peak": PodSpan._peak,
-    **{
-        name: lambda span, index=index, name=name: span._total(index, getattr(span.newest, name))
-        for index, name in enumerate(_COUNTERS)
-    },
-    **{name: lambda span, index=index: span._histogram(index) for index, name in enumerate(_HISTOGRAMS)},
-}
-"""How a measurement of a span is computed, by its name."""
+        return Gauges(*most, prompt_tokens if reported else None)
 
 
 def _bounds(sample: Sample) -> tuple[tuple[float, ...], ...]:
