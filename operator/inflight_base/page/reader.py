@@ -184,8 +184,8 @@ class PageReader:
             page.values[name] = [numbers[index] for index in indices]
         for name, keys in shape.keyed:
             page.keyed[name] = [(key, numbers[index]) for key, index in keys]
-        for name, bounds, first in shape.whole:
-            page.whole[name] = bounds, numbers[first : first + len(bounds)]
+        for name, bounds, first in shape.single:
+            page.single[name] = bounds, numbers[first : first + len(bounds)]
         for name, bounds, first in shape.buckets:
             counts, others = (
                 dict(zip(bounds, numbers[first : first + len(bounds)], strict=True)),
@@ -222,7 +222,7 @@ class PageReader:
             else:
                 values[name].append(index)
         names = [name for name, _, _ in buckets]
-        whole = {name for name, bounds, _ in buckets if names.count(name) == 1 and _is_possible(bounds)}
+        single = {name for name, bounds, _ in buckets if names.count(name) == 1 and _is_possible(bounds)}
         runs = [(name, _shared_bounds(tuple(bounds)), first) for name, bounds, first in buckets]
         return _Shape(
             of=itemgetter(*(one.place for one in series)),
@@ -230,8 +230,8 @@ class PageReader:
             counters=tuple(counters),
             values=tuple((name, tuple(indices)) for name, indices in values.items()),
             keyed=tuple((name, tuple(keys)) for name, keys in keyed.items()),
-            whole=tuple(run for run in runs if run[0] in whole),
-            buckets=tuple(run for run in runs if run[0] not in whole),
+            single=tuple(run for run in runs if run[0] in single),
+            buckets=tuple(run for run in runs if run[0] not in single),
         )
 
     def _read_lines(self, text: str, page: Page) -> None:
@@ -275,7 +275,7 @@ class _Shape:
         counters: indices of numbers whose fraction is left out.
         values: indices by name.
         keyed: labels and indices by name.
-        whole: upper bounds by name of the histograms of one engine, and the index of the first of them: possible
+        single: upper bounds by name of the histograms of one engine, and the index of the first of them: possible
             bounds, rising, and no more than may be.
         buckets: the same of others; one entry for each engine.
     """
@@ -285,7 +285,7 @@ class _Shape:
     counters: tuple[int, ...]
     values: tuple[tuple[str, tuple[int, ...]], ...]
     keyed: tuple[tuple[str, tuple[tuple[str, int], ...]], ...]
-    whole: tuple[tuple[str, tuple[float, ...], int], ...]
+    single: tuple[tuple[str, tuple[float, ...], int], ...]
     buckets: tuple[tuple[str, tuple[float, ...], int], ...]
 
 
@@ -297,7 +297,7 @@ class Page:
         cache_configs: lines of `CACHE_CONFIG` from their labels on, `MAX_CURVE` at most.
         values: numbers by name, in the order of the page.
         keyed: numbers of names whose series differ by a label that matters, with the value of that label.
-        whole: possible upper bounds and counts of histogram buckets, by name.
+        single: possible upper bounds and counts of histogram buckets, by name.
         buckets: counts of other histogram buckets, by name and upper bound.
         unknown: names with a number that counts as missing.
     """
@@ -305,7 +305,7 @@ class Page:
     cache_configs: list[str]
     values: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     keyed: defaultdict[str, list[tuple[str, float]]] = field(default_factory=lambda: defaultdict(list))
-    whole: dict[str, tuple[tuple[float, ...], list[float]]] = field(default_factory=dict)
+    single: dict[str, tuple[tuple[float, ...], list[float]]] = field(default_factory=dict)
     buckets: defaultdict[str, dict[float, float]] = field(default_factory=lambda: defaultdict(dict))
     unknown: set[str] = field(default_factory=set)
 
@@ -338,8 +338,8 @@ class Page:
                 `MAX_BUCKETS`.
         """
         bucket, total = _parts(name)
-        if bucket in self.whole:
-            bounds, counts = self.whole[bucket]
+        if bucket in self.single:
+            bounds, counts = self.single[bucket]
         else:
             found = self.buckets[bucket]
             if not found or bucket in self.unknown or total in self.unknown:

@@ -98,7 +98,7 @@ def read(reader, text):
     except PageError as error:
         return str(error)
     buckets = {name: dict(of_name) for name, of_name in page.buckets.items() if of_name}
-    buckets |= {name: dict(zip(bounds, counts, strict=True)) for name, (bounds, counts) in page.whole.items()}
+    buckets |= {name: dict(zip(bounds, counts, strict=True)) for name, (bounds, counts) in page.single.items()}
     values = {name: numbers for name, numbers in page.values.items() if numbers}
     try:
         ttft = page.histogram(TTFT)

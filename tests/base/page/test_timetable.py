@@ -30,8 +30,8 @@ def test_each_item_comes_once_and_at_most_a_grain_late(additions):
 async def test_many_items_of_a_moment_take_few_timers():
     loop, calls = asyncio.get_running_loop(), []
     call_at = loop.call_at
-    loop.call_at = lambda when, call, *arguments, **named: calls.append(when) or call_at(
-        when, call, *arguments, **named
+    loop.call_at = lambda when, call, *arguments, **named: (
+        calls.append(when) or call_at(when, call, *arguments, **named)
     )
     came = []
     table = Timetable(came.append)

@@ -279,7 +279,10 @@ def test_spans_are_what_all_samples_tell_whatever_pods_do(rounds, back, data):
             checks = {
                 **{name: (lambda pod=pod, name=name: getattr(pod, name), value) for name, value in sums.items()},
                 **{
-                    name: (lambda pod=pod, name=name: list(getattr(pod, name).counts), counts if len(within) > 1 else [])
+                    name: (
+                        lambda pod=pod, name=name: list(getattr(pod, name).counts),
+                        counts if len(within) > 1 else [],
+                    )
                     for name, (counts, _) in parts.items()
                 },
                 "samples": (lambda pod=pod: pod.samples, len(within)),
