@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -221,8 +221,8 @@ class PageReader:
                 keyed[name].append((key, index))
             else:
                 values[name].append(index)
-        names = [name for name, _, _ in buckets]
-        single = {name for name, bounds, _ in buckets if names.count(name) == 1 and _is_possible(bounds)}
+        engines = Counter(name for name, _, _ in buckets)
+        single = {name for name, bounds, _ in buckets if engines[name] == 1 and _is_possible(bounds)}
         runs = [(name, _shared_bounds(tuple(bounds)), first) for name, bounds, first in buckets]
         return _Shape(
             of=itemgetter(*(one.place for one in series)),
