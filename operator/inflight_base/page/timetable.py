@@ -10,11 +10,11 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 GRAIN_SECONDS = 0.01
-"""Seconds by which an item may be late, so that one timer serves several."""
+"""Seconds by which an item may come early, so that one timer serves several."""
 
 
 class Timetable(Generic[T]):
-    """Calls `due` with each item at its moment, at most `GRAIN_SECONDS` late."""
+    """Calls `due` with each item at its moment, or up to `GRAIN_SECONDS` before."""
 
     def __init__(self, due: Callable[[T], None]) -> None:
         self._due = due
@@ -29,7 +29,7 @@ class Timetable(Generic[T]):
         at = loop.time() + delay
         self._added += 1
         heappush(self._entries, (at, self._added, item))
-        if self._timer is not None and at + GRAIN_SECONDS < self._timer.when():
+        if self._timer is not None and at < self._timer.when():
             self._timer.cancel()
             self._timer = None
         if self._timer is None:
@@ -44,11 +44,9 @@ class Timetable(Generic[T]):
 
     def _run(self) -> None:
         loop, due = asyncio.get_running_loop(), []
-        now = loop.time()
-        while self._entries and self._entries[0][0] <= now:
+        until = loop.time() + GRAIN_SECONDS
+        while self._entries and self._entries[0][0] <= until:
             due.append(heappop(self._entries)[2])
-        self._timer = None
-        if self._entries:
-            self._timer = loop.call_at(max(self._entries[0][0], now + GRAIN_SECONDS), self._run)
+        self._timer = loop.call_at(self._entries[0][0], self._run) if self._entries else None
         for item in due:
             self._due(item)

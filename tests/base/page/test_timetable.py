@@ -1,4 +1,4 @@
-"""A timetable: each item once, in order, at its moment or a little later."""
+"""A timetable: each item once, in order, at its moment or a little before."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from tests.base.virtual_time import in_virtual_time, run
 
 
 @given(st.lists(st.tuples(st.floats(0, 0.05), st.floats(0, 0.2)), max_size=40))
-def test_each_item_comes_once_and_at_most_a_grain_late(additions):
+def test_each_item_comes_once_and_at_most_a_grain_early(additions):
     async def play():
         loop, came, expected = asyncio.get_running_loop(), [], {}
         table = Timetable(lambda item: came.append((loop.time(), item)))
@@ -21,7 +21,7 @@ def test_each_item_comes_once_and_at_most_a_grain_late(additions):
         await asyncio.sleep(1.0)
         assert sorted(item for _, item in came) == sorted(expected)
         for time, item in came:
-            assert expected[item] - 1e-9 <= time <= expected[item] + GRAIN_SECONDS + 1e-9
+            assert expected[item] - GRAIN_SECONDS - 1e-9 <= time <= expected[item] + 1e-9
 
     run(play())
 
@@ -40,7 +40,7 @@ async def test_many_items_of_a_moment_take_few_timers():
     while len(came) < 1000:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     assert came == list(range(1000))
-    assert len([when for when in calls if when]) <= 40
+    assert len([when for when in calls if when]) <= 60
 
 
 @in_virtual_time
