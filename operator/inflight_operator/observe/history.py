@@ -205,11 +205,14 @@ class PodSpan(Counters):
             return Gauges(*_gauges(self.newest))
         samples, *sums, prompt_tokens, reported = map(sub, _SUMS_PACKED.unpack(self._history.sums), self._was[_SUMS])
         if not peak:
-            return Gauges(*(total / samples for total in sums), prompt_tokens / reported if reported else None)
+            means: list[Any] = [*(total / samples for total in sums), prompt_tokens / reported if reported else None]
+            return Gauges(*means)
         older = self._history.older[self._base + 1 :]
         peaks = (_PEAKS_PACKED.unpack_from(snapshot, _PEAKS_OFFSET) for snapshot in older)
-        *most, prompt_tokens = map(max, zip(_PEAKS_PACKED.unpack(self._history.peaks), *peaks, strict=True))
-        return Gauges(*most, prompt_tokens if reported else None)
+        most: list[Any] = [*map(max, zip(_PEAKS_PACKED.unpack(self._history.peaks), *peaks, strict=True))]
+        if not reported:
+            most[-1] = None
+        return Gauges(*most)
 
 
 def _bounds(sample: Sample) -> tuple[tuple[float, ...], ...]:
