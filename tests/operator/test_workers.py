@@ -73,7 +73,7 @@ async def test_rounds_of_many_services_are_spread_over_the_interval():
 
 @in_virtual_time
 async def test_no_two_rounds_begin_in_one_turn_of_the_loop():
-    """What engines and the API server answer is taken between them, however many events come at once."""
+    """Answers of engines and of the API server are taken between them, however many events come at once."""
     keys, turns, turn = [ServiceKey("team", f"service-{number}") for number in range(100)], [], 0
 
     async def reconcile(key):

@@ -229,7 +229,7 @@ class Pages(EndpointScraper):
 
 
 class Answers:
-    """What `Pages` has in place of connections."""
+    """Stands in for the connections of `Pages`."""
 
     def __init__(self, pages):
         self.pages = pages

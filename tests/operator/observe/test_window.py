@@ -240,7 +240,7 @@ class Samples:
         return Samples([sample] if other or sample.time - was.time > span else [*self.samples, sample])
 
     def grown(self, seconds):
-        """What grew in the last `seconds`: counters, and histograms as counts and total."""
+        """Returns the growth in the last `seconds`: of counters, and of histograms as counts and total."""
         newest = self.samples[-1]
         within = [one for one in self.samples if one.time >= newest.time - seconds - 1e-9]
         sums = dict.fromkeys(("preemptions", "generation_tokens", "arrived"), 0.0)
