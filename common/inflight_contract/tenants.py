@@ -117,8 +117,8 @@ class Tenants:
         return tenant
 
     def believes_progress(self, headers: HeaderLists, request_id: str) -> bool:
-        """Whether a gateway has signed that the request continues an answer. Without a key nobody can: any client may
-        send `PROGRESS_HEADER`. Call it after `of`."""
+        """Tell whether a gateway has signed that the request continues an answer. Without a key nobody can: any client
+        may send `PROGRESS_HEADER`. Call it after `of`."""
         if self._keys is None or self._progress_keys is None:
             return False
         try:

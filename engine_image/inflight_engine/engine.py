@@ -117,7 +117,7 @@ class Engine:
         self._device_failed = device_failed
         self._clock = clock
         self._prompt = NO_TOKENS
-        """Of the latest `AddRequest`."""
+        """The prompt of the latest `AddRequest`."""
         self._to_announce: set[int] = set()
         """Requests whose start is announced."""
         self._ended: list[Finished] = []
