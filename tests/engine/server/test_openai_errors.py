@@ -307,3 +307,37 @@ async def test_request_that_can_never_fit_is_counted_among_those_not_taken(make_
     seen = await metrics(fake)
     assert seen['inflight_admission_rejections_total{reason="never_fits"}'] == 1
     assert not fake.engine.requests
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "says"),
+    [
+        ("/v1/completions", {"prompt": [5, -1]}, "prompt.1", "greater than or equal to 0"),
+        ("/v1/completions", {"prompt": [5, "a"]}, "prompt.1", "a valid integer"),
+        ("/v1/completions", {"prompt": ["a", 5]}, "prompt.1", "a valid string"),
+        ("/v1/completions", {"prompt": [[5], ["a"]]}, "prompt.1.0", "a valid integer"),
+        ("/v1/generate", {"prompt": [-1]}, "prompt.0", "greater than or equal to 0"),
+        ("/v1/embeddings", {"input": [-1]}, "input.0", "greater than or equal to 0"),
+        ("/v1/embeddings", {"input": ["a", 5]}, "input.1", "a valid string"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": ["a"]}]},
+            "messages.0.content.0",
+            "an object",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
+            "messages.0.content.0",
+            "parts of type image_url are not supported by this server, only: text",
+        ),
+        ("/v1/chat/completions", {"messages": ["a"]}, "messages.0", "must be an object"),
+    ],
+)
+async def test_an_error_in_a_field_of_several_forms_is_that_of_the_form(make_fake, path, body, param, says):
+    fake = await make_fake()
+    answer = await fake.post(path, **body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert error["message"].startswith(f"{param}: ")
+    assert says in error["message"]
