@@ -147,6 +147,11 @@ class Scraper(ABC, Generic[E]):
             ValueError: it is not an engine's page; `failed` is called with it.
         """
 
+    async def scraped_large(self, engine: E, body: bytes, began: float) -> None:
+        """Takes a page of more than `_SMALL_PAGE` bytes, with the engine's own names, as `scraped` does. Few are taken
+        at a time."""
+        self.scraped(engine, renamed(body, engine.names), began)
+
     @abstractmethod
     async def failed(self, engine: E, error: Exception, reason: str) -> None:
         """Takes the failure of a scrape. `reason`: the error in words, at most about `MAX_ERROR` characters."""
@@ -212,9 +217,8 @@ class Scraper(ABC, Generic[E]):
         began = monotonic()
         try:
             # A late event loop takes answers late that came in time.
-            async with asyncio.timeout(self._timeout * self._stretch()):
-                body = renamed(await self._page(engine), engine.names)
-            self.scraped(engine, body, began)
+            async with asyncio.timeout(self._timeout * self._stretch()) as limit:
+                await self._take(engine, began, limit)
             self.counts.done += 1
             engine.failures = 0
         except Exception as error:
@@ -235,8 +239,11 @@ class Scraper(ABC, Generic[E]):
         logger.error("scraping %s failed", engine.url, exc_info=error)
         return f"{type(error).__name__}: {str(error)[:MAX_ERROR]}"
 
-    async def _page(self, engine: E) -> bytes:
-        """Returns the body of a plain 200; of any other response, as little as possible is read.
+    async def _take(self, engine: E, began: float, limit: asyncio.Timeout) -> None:
+        """Takes the body of a plain 200; of any other response, as little as possible is read.
+
+        Args:
+            limit: of the time until the last byte.
 
         Raises:
             PageError: another status, an encoding, or more than `MAX_BODY` bytes.
@@ -248,12 +255,15 @@ class Scraper(ABC, Generic[E]):
         request = b"".join((b"GET /", path.encode(), query, self._headers, address.encode(), b"\r\n\r\n"))
         page = _Page(engine, self._pool, address, request)
         try:
-            if not await page.read():
+            if await page.read():
+                self.scraped(engine, renamed(bytes(page.body), engine.names), began)
+            else:
                 async with self._large.held(engine.group, page.give_way):
                     await page.read()
+                    limit.reschedule(None)
+                    await self.scraped_large(engine, bytes(page.body), began)
         finally:
             page.cancel()
-        return bytes(page.body)
 
 
 class _Page:

@@ -226,13 +226,13 @@ class Pages(EndpointScraper):
         super().__init__(samples, interval, **settings)
         self.lost, self.read, self.page = set(), Counter(), PAGE
 
-    async def _page(self, engine):
+    async def _take(self, engine, began, limit):
         if engine.key in self.lost:
             self.lost.discard(engine.key)
             raise LostError(Loss.REFUSED, "refused")
         self.read[engine.key] += 1
         engine.page_bytes = len(self.page)
-        return self.page
+        self.scraped(engine, self.page, began)
 
 
 @pytest.fixture
