@@ -139,11 +139,11 @@ class ScrapePool(Scraper[_Pod]):
         return {uid: pod.error for uid, pod in self._services.get(key, {}).items() if pod.error}
 
     def scraped(self, engine: _Pod, body: bytes, began: float) -> None:
-        self._take_sample(engine, parse_metrics(body.decode(), monotonic()))
+        self._take_sample(engine, parse_metrics(body.decode(), began))
 
     async def scraped_large(self, engine: _Pod, body: bytes, began: float) -> None:
         limit = self._timeout * self._stretch()
-        self._take_sample(engine, await self._process.read(body, engine.names, monotonic(), limit))
+        self._take_sample(engine, await self._process.read(body, engine.names, began, limit))
 
     def _take_sample(self, engine: _Pod, sample: Sample) -> None:
         known = engine.history
