@@ -32,7 +32,7 @@ class _Question(msgspec.Struct, array_like=True):
     """A page and its names, see `Target.names`; `time` is that of the sample."""
 
     page: bytes
-    names: Mapping[str, str]
+    names: dict[str, str]
     time: float
 
 
@@ -59,7 +59,7 @@ class PageProcess:
         Raises:
             PageError: `parse_metrics` raises it, or the page was not read.
         """
-        question = _encode(_Question(page, names, time))
+        question = _encode(_Question(page, dict(names), time))
         async with self._turn:
             process = self._process
             if process is None or process.poll() is not None:
@@ -92,7 +92,7 @@ class PageProcess:
                     pipe.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", __name__]
+        command = [sys.executable, "-P", "-m", __name__]
         try:
             # Not of the terminal's process group: an interrupt ends the operator, which ends this process.
             self._process = subprocess.Popen(
