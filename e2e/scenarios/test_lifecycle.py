@@ -128,7 +128,8 @@ def inflight(*arguments, namespace, key="", stdin=""):
 
 
 def test_a_service_restored_in_veleros_order_goes_on_with_its_limits_decisions_and_keys(namespace):
-    keyed = {"gateway": {"enabled": True, "auth": {"apiKeysSecret": "inflight-api-keys"}}, "scaling": {"maxReplicas": 1}}
+    gateway = {"enabled": True, "auth": {"apiKeysSecret": "inflight-api-keys"}}
+    keyed = {"gateway": gateway, "scaling": {"maxReplicas": 1}}
     service = apply("kept", namespace, **keyed)
     service.wait("Ready", is_ready, seconds=180)
     made = inflight("keys", "create", service.name, "--tenant", "acme", namespace=namespace)

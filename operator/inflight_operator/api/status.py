@@ -103,7 +103,7 @@ class FenceStatus(StatusModel):
 
     limit: Literal["maxNumSeqs", "maxNumBatchedTokens"] = Field(description="Name of the limit.")
     direction: Literal["Up", "Down"] = Field(description="Direction of the steps.")
-    value: int = Field(description="Value that performed worse, or that further steps down do not help to reach a target.")
+    value: int = Field(description="Value that performed worse, or below which no step helps to reach the target.")
     until: Timestamp = Field(description="End of the restriction.")
 
 

@@ -175,7 +175,7 @@ async def test_the_interval_of_the_search_outlasts_a_restart_of_the_operator_unt
     assert "tuning" not in world.status
 
 
-async def test_values_that_were_reverted_without_a_cost_model_outlast_a_restart_of_the_operator_until_they_expire(world):
+async def test_values_that_the_rules_reverted_outlast_a_restart_of_the_operator_until_they_expire(world):
     await measured_service(world)
     slots, step = (
         Fence("max_num_seqs", True, 48, world.now + 800),
