@@ -4,8 +4,8 @@ Ingress: the serving port, and that of gRPC, from the clients that `spec.network
 names, or else from the pods of the service's namespace; from the gateway; and from the peers beside the operator that
 may reach the admin port. Policies add up, so one that let all in would do so in a namespace that denies by default. If
 the service requires API keys, only from the gateway, which checks them, and from those peers; so without a gateway, no
-client reaches such a service. Engines whose metrics are on the serving port let the operator in too. The admin port only
-from the operator's pods and from the peers the operator was installed with, such as Prometheus: calls that change an
+client reaches such a service. Engines whose metrics are on the serving port let the operator in too. The admin port
+only from the operator's pods and from the peers the operator was installed with, such as Prometheus: calls that change an
 engine are signed or carry the token, and users have no way to try one. An operator outside the cluster has no pods to
 select, so the admin port of its engines is open, and the serving port of those whose metrics are on it. The ports of KV
 cache events only from the gateway.
