@@ -112,7 +112,7 @@ def read(kind, name, namespace):
 
 
 def restore(manifest):
-    """As Velero with `restoreStatus`."""
+    """Creates the object as Velero with `restoreStatus` does."""
     manifest["metadata"] = {name: part for name, part in manifest["metadata"].items() if name not in NOT_RESTORED}
     kubectl("create", "-f", "-", input=json.dumps(manifest))
     if "status" in manifest:

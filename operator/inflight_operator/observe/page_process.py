@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from struct import Struct
-from typing import BinaryIO
+from typing import IO
 
 import msgspec
 
@@ -40,7 +40,7 @@ _encode = msgspec.msgpack.Encoder(enc_hook=list).encode
 """Buckets of histograms are arrays."""
 
 _question = msgspec.msgpack.Decoder(_Question)
-_answer = msgspec.msgpack.Decoder(Sample | str)
+_answer: msgspec.msgpack.Decoder[Sample | str] = msgspec.msgpack.Decoder(Sample | str)
 
 
 class PageProcess:
@@ -109,19 +109,19 @@ def _ask(process: subprocess.Popen[bytes], question: bytes) -> bytes:
     return _read(answered)
 
 
-def _pipes(process: subprocess.Popen[bytes]) -> tuple[BinaryIO, BinaryIO]:
+def _pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
     assert process.stdin is not None
     assert process.stdout is not None
     return process.stdin, process.stdout
 
 
-def _write(pipe: BinaryIO, message: bytes) -> None:
+def _write(pipe: IO[bytes], message: bytes) -> None:
     pipe.write(_LENGTH.pack(len(message)))
     pipe.write(message)
     pipe.flush()
 
 
-def _read(pipe: BinaryIO) -> bytes:
+def _read(pipe: IO[bytes]) -> bytes:
     """Returns the next message; empty at the end."""
     length = pipe.read(_LENGTH.size)
     return pipe.read(*_LENGTH.unpack(length)) if length else b""
