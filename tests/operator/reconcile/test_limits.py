@@ -191,9 +191,10 @@ async def test_values_that_the_rules_reverted_outlast_a_restart_of_the_operator_
         await world.round()
         known = world.reconciler._known[KEY].memory.tuning.fences
         assert [replace(one, until=0.0) for one in known] == [replace(one, until=0.0) for one in kept]
-        assert all(one.until <= fence.until <= one.until + 60.0 for one, fence in zip(kept, known, strict=True))
+        # Ends are written in whole minutes by each process.
+        assert all(one.until <= fence.until <= one.until + 120.0 for one, fence in zip(kept, known, strict=True))
         await world.round(450)
-    await world.round()
+    await world.round(30)
     world.restart()
     await world.round()
     assert world.reconciler._known[KEY].memory.tuning.fences == ()
