@@ -13,6 +13,7 @@ import numpy as np
 from inflight_cost.model import StepWork
 from inflight_engine import logs
 from inflight_engine.block_events import BlockEvent
+from inflight_engine.disk.loads import DiskLoads
 from inflight_engine.grammars.waiting import CompilingRequests
 from inflight_engine.load_rates import LoadRateMeter
 from inflight_engine.measurements import Measurements
@@ -37,6 +38,7 @@ from inflight_engine.recording.recorder import Recorder
 from inflight_engine.request import FinishReason, Request
 from inflight_engine.scheduler_inputs import SchedulerInputs
 from inflight_engine.scheduling.plan import StepPlan
+from inflight_engine.scheduling.running import hash_blocks
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.step_executor import StepExecutor
 from inflight_engine.step_reports import StepReports, finished
@@ -84,6 +86,7 @@ class Engine:
         announce: called before a step that may take long is computed, and before one with starts to be announced.
         block_events: the records of the scheduler's block pool; None: it makes none.
         compiling: compiles the grammars of requests; None: no request has one.
+        make_disk: makes the tier on a disk, of the inputs of the scheduler; None: there is none.
         device_failed: whether no further step can succeed after this error.
         clock: monotonic seconds.
     """
@@ -99,6 +102,7 @@ class Engine:
         announce: Callable[[LongStep | Starting], None] = lambda step: None,
         block_events: list[BlockEvent] | None = None,
         compiling: CompilingRequests | None = None,
+        make_disk: Callable[[SchedulerInputs], DiskLoads] | None = None,
         device_failed: Callable[[Exception], bool] = lambda error: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -111,6 +115,7 @@ class Engine:
         self._announce = announce
         self._block_events = block_events
         self._compiling = compiling
+        self._disk = None if make_disk is None else make_disk(self._inputs)
         self._device_failed = device_failed
         self._clock = clock
         self._to_announce: set[int] = set()
@@ -127,6 +132,8 @@ class Engine:
     def has_work(self) -> bool:
         """Something to compute, or something to report."""
         if self._compiling is not None and self._compiling.ready:
+            return True
+        if self._disk is not None and self._disk.ready:
             return True
         return self._scheduler.has_work or self._in_flight is not None or bool(self._ended)
 
@@ -153,6 +160,8 @@ class Engine:
         where the runner looks ahead. Call it only when there is work."""
         if self._compiling is not None and self._compiling.ready:
             self._add_compiled(self._compiling)
+        if self._disk is not None:
+            self._take_loaded(self._disk)
         step = self._in_flight or self._launch()
         self._in_flight = None
         if step is None:
@@ -160,10 +169,15 @@ class Engine:
         ahead = self._runner.lookahead and step.error is None
         if ahead:
             self._in_flight = self._launch()
-        return self._take_in(step, ahead=ahead)
+        report = self._take_in(step, ahead=ahead)
+        if self._disk is not None:
+            self._disk.send()
+        return report
 
     def blocks_changed(self) -> BlocksChanged | None:
         """Return what happened to the prefix cache since the last call, if anything did."""
+        if self._disk is not None and self._block_events is not None:
+            self._block_events += self._disk.thread.take_events()
         if not self._block_events:
             return None
         changed = BlocksChanged(self._block_events.copy())
@@ -181,7 +195,9 @@ class Engine:
             self._recorder.flush()
 
     def close(self) -> None:
-        """End the recording. Nothing may be done afterwards."""
+        """End the recording, and let go of the disk. Nothing may be done afterwards."""
+        if self._disk is not None:
+            self._disk.thread.close()
         if self._recorder is not None:
             self._recorder.close()
 
@@ -320,7 +336,19 @@ class Engine:
             self._to_announce.add(message.request_id)
         if request.sampling.grammar is not None and self._compiling is not None:
             self._compiling.put(request)
-        else:
+        elif not self._waits_for_disk(request):
+            self._queue(request)
+
+    def _waits_for_disk(self, request: Request) -> bool:
+        if self._disk is None or not self._scheduler.config.prefix_caching:
+            return False
+        hash_blocks(request, request.num_tokens, self._scheduler.config.block_size)
+        return self._disk.put(request)
+
+    def _take_loaded(self, disk: DiskLoads) -> None:
+        if self._in_flight is None:
+            disk.send()
+        for request in disk.take():
             self._queue(request)
 
     def _add_compiled(self, compiling: CompilingRequests) -> None:
@@ -328,7 +356,7 @@ class Engine:
             if complete or error:
                 self._to_announce.discard(request.request_id)
                 self._ended.append(_end_of_text(request.request_id, error))
-            else:
+            elif not self._waits_for_disk(request):
                 self._queue(request)
 
     def _queue(self, request: Request) -> None:
@@ -350,7 +378,8 @@ class Engine:
     def _cancel(self, request_id: int, reason: FinishReason) -> bool:
         self._to_announce.discard(request_id)
         compiled = self._compiling is not None and self._compiling.cancel(request_id)
-        return compiled or self._inputs.cancel(request_id, reason)
+        waiting = self._disk is not None and self._disk.cancel(request_id)
+        return compiled or waiting or self._inputs.cancel(request_id, reason)
 
 
 def _end_of_text(request_id: int, refusal: str) -> Finished:

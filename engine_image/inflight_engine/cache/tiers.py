@@ -29,7 +29,12 @@ class Tier(Protocol):
 
     What is stored can be found at once: whoever loads it copies after the copy that brings it. A place that is reserved
     or loaded from is held until it is stored to or released, so nothing is copied over what the same step reads.
+
+    Attributes:
+        num_places: with content or without.
     """
+
+    num_places: int
 
     def match(self, hashes: Sequence[bytes]) -> int:
         """Return how many hashes, from the first on, have their content here."""
@@ -50,7 +55,11 @@ class Tier(Protocol):
         """Hold the places of hashes that `match` has counted."""
 
     def release(self, places: BlockIds) -> None:
-        """Hold places of one `load` no longer: they are the most recently used, and the last is given up first."""
+        """Hold places no longer. Those of one `load` are the most recently used, and the last is given up first; those
+        that were reserved and not stored to are empty."""
+
+    def content(self, place: int) -> bytes | None:
+        """Return the hash of what a place has; None: nothing. Any thread may ask."""
 
     def drop(self, places: Sequence[int]) -> None:
         """Forget what these places hold: it was never copied there, or is not what was."""
@@ -67,6 +76,7 @@ class HostTier:
     """
 
     def __init__(self, num_blocks: int, block_size: int, events: list[BlockEvent] | None = None) -> None:
+        self.num_places = num_blocks
         self._pool = BlockPool(num_blocks, block_size, events, HOST)
 
     def match(self, hashes: Sequence[bytes]) -> int:
@@ -101,6 +111,10 @@ class HostTier:
     def release(self, places: BlockIds) -> None:
         """See `Tier`."""
         self._pool.free(places)
+
+    def content(self, place: int) -> bytes | None:
+        """See `Tier`."""
+        return self._pool.content(place)
 
     def drop(self, places: Sequence[int]) -> None:
         """See `Tier`."""

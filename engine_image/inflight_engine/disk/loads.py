@@ -115,15 +115,16 @@ class DiskLoads:
             piece = missing[first : first + PIECE]
             # What is in host memory counts as used: it must not make room.
             indices, places = self._fetches.fetch(self._next, known + piece if first == 0 else piece)
-            if not len(places):
-                break
-            found = (known + piece if first == 0 else piece)
+            found = known + piece if first == 0 else piece
             read = Read(self._next, [found[index] for index in indices], places.tolist())
+            self._next += 1
+            if not read.places:  # host memory waits for as much as it may
+                self._fetches.fetched(read.number, 0)
+                break
             self._reads[read.number] = read
             self._unsent.append(read)
             self._number_of |= dict.fromkeys(read.hashes, read.number)
             numbers.add(read.number)
-            self._next += 1
         if not numbers:
             return False
         computing = self._offload.seconds_to_compute(num_loads * size, num_before)
