@@ -74,9 +74,14 @@ class Offload:
         """Return the hash of what a place of the tier has; None: nothing. Any thread may ask."""
         return None if self._tier is None else self._tier.content(place)
 
-    def num_leading(self, hashes: Sequence[bytes]) -> int:
-        """Return how many leading hashes the tier has."""
-        return 0 if self._tier is None or not hashes else self._tier.match(hashes)
+    def predicted(self, hashes: Sequence[bytes], num_before: int) -> tuple[int, float]:
+        """Predict a `load`: returns its tokens, and the seconds that it takes, 0 where its speed is not known."""
+        if self._tier is None or not hashes:
+            return 0, 0.0
+        num_tokens = self._tier.match(hashes) * self._block_size
+        if not num_tokens or not self.pays(num_tokens, num_before):
+            return 0, 0.0
+        return num_tokens, num_tokens / self.rates.copy if self.rates is not None and self.rates.copy > 0 else 0.0
 
     def load(self, hashes: Sequence[bytes], num_before: int) -> BlockIds:
         """Return the places to load the content of leading hashes from, where loading it takes less time than computing

@@ -84,7 +84,6 @@ class Scheduler:
         self.config = config
         self.queues = WaitingQueues(config)
         self.running = Running(pool, table, decodes, self.queues, prefix_caching=config.prefix_caching)
-        self.deadlines = Deadlines(config, pool)
         self.offload = Offload(
             HostTier(config.num_host_blocks, config.block_size, pool.events) if config.has_tier else None,
             pool,
@@ -92,6 +91,7 @@ class Scheduler:
             always=config.preemption == "swap",
             cost=lambda: self.deadlines.cost,
         )
+        self.deadlines = Deadlines(config, pool, self.offload)
         self.in_flight = PlansInFlight(self.running, self.offload)
         self.preemptor = Preemptor(config, self.queues, self.running)
         self.admission = Admission(config, self.queues, self.running, self.offload)
