@@ -115,7 +115,10 @@ class Engine:
         self._announce = announce
         self._block_events = block_events
         self._compiling = compiling
-        self._disk = None if make_disk is None else make_disk(self._inputs)
+        self._disk = None
+        if make_disk is not None:
+            self._disk = make_disk(self._inputs)
+            self._reports.disk = self._disk.thread
         self._device_failed = device_failed
         self._clock = clock
         self._to_announce: set[int] = set()

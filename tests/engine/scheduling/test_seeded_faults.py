@@ -632,13 +632,15 @@ FAULTS = {
     ),
     "a long prompt has no longer a target": Fault(
         lambda scheduler, patch: patch.setattr(
-            scheduler, "deadlines", Deadlines(replace(scheduler.config, ttft_per_1k_tokens=0.0), scheduler.running.pool)
+            scheduler,
+            "deadlines",
+            Deadlines(replace(scheduler.config, ttft_per_1k_tokens=0.0), scheduler.running.pool, scheduler.offload),
         ),
         "the latest start of a request is wrong",
         DEADLINE | {"ttft_per_1k_tokens": 100.0},
     ),
     "what the prefix cache has is predicted as computed": Fault(
-        lambda scheduler, patch: patch.setattr(scheduler, "deadlines", Deadlines(scheduler.config, BlockPool(16, 2))),
+        lambda scheduler, patch: patch.setattr(scheduler, "deadlines", Deadlines(scheduler.config, BlockPool(16, 2), scheduler.offload)),
         "the latest start of a request is wrong",
         DEADLINE,
     ),
