@@ -82,7 +82,9 @@ class EngineConfig(SchedulingSettings):
         ge=0,
         unit="bytes",
     )
-    disk_path: str | None = setting(None, "folder for disk_space; engines that share it have a file each", metavar="FOLDER")
+    disk_path: str | None = setting(
+        None, "folder for disk_space; engines that share it have a file each", metavar="FOLDER"
+    )
     record: str | None = setting(
         None,
         "write arrivals and scheduling decisions to this file, for `inflight-engine replay FILE`",

@@ -187,4 +187,3 @@ class Offload:
         self._tier.store(places, [hashes[index] for index in indices])
         # A place that is given up again before the plan is made gets only what it holds at last.
         self._copies.update(zip(places.tolist(), blocks[indices].tolist(), strict=True))
-

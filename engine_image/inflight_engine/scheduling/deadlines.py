@@ -31,13 +31,14 @@ class Deadlines:
         self._per_token = config.ttft_per_token
 
     def latest_start(self, request: Request, num_running: int, max_num_batched_tokens: int) -> float:
-        """Arrival + target - loading what a tier has of the prompt - what computing the rest adds to steps - these steps with the decodes that run: as many
-        as the token budget makes of the prompt - what others take of the time: the step under way, and the rest of the
-        last one, full ones both where requests wait, but at most `_OTHERS` of the target. In seconds, on the clock of
-        `Request.arrival_time`; infinite without a target.
+        """Arrival + target - loading what the tier has of the prompt - what computing the rest adds to steps - these
+        steps with the decodes that run: as many as the token budget makes of the rest - what others take of the time:
+        the step under way, and the rest of the last one, full ones both where requests wait, but at most `_OTHERS` of
+        the target. In seconds, on the clock of `Request.arrival_time`; infinite without a target.
 
-        All of it as it is when the request arrives: the cost model, what the prefix cache and the tier have of the prompt, the budget
-        and the running requests. A request is in time for no longer than its target, so little of it changes.
+        All of it as it is when the request arrives: the cost model, what the prefix cache and the tier have of the
+        prompt, the budget and the running requests. A request is in time for no longer than its target, so little of it
+        changes.
         """
         target = self._targets.get(request.scheduling.service_class)
         if target is None:

@@ -415,6 +415,6 @@ class Scheduler:
         return self.running.pool.usage
 
     def is_cached(self, block_hash: bytes) -> bool:
-        """Return whether the prefix cache, or the tier behind it, can find a block with this content now, or when it has
-        come from behind the tier."""
+        """Return whether the prefix cache, or the tier behind it, can find a block with this content now, or once it
+        has come from behind the tier."""
         return len(self.running.pool.match([block_hash])) > 0 or self.offload.may_have(block_hash)

@@ -179,7 +179,9 @@ class Faults:
             elif chance < 0.2:
                 self.counts["damaged"] += 1
                 slot = store._slots[block_hash]
-                os.pwrite(store._file, self.random.randbytes(9), slot * store._slot_bytes + self.random.randrange(40000))
+                os.pwrite(
+                    store._file, self.random.randbytes(9), slot * store._slot_bytes + self.random.randrange(40000)
+                )
             return read(store, block_hash, into)
 
         def faulty_write(store, block_hash, block, checksum):

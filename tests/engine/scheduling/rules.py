@@ -138,8 +138,8 @@ class Rules:
             self._cache.unshared.add(request.request_id)
 
     def _latest_start(self, request: Request) -> float:
-        """Arrival + target - its loads - its own prefill, without what is cached or loaded - its steps with what runs - two full steps of
-        others, a fifth of the target at most."""
+        """Arrival + target - its loads - its own prefill, without what is cached or loaded - its steps with what runs -
+        two full steps of others, a fifth of the target at most."""
         if self.config.policy != "deadline":
             return math.inf
         target = self.queues.targets[request.scheduling.service_class]

@@ -640,7 +640,9 @@ FAULTS = {
         DEADLINE | {"ttft_per_1k_tokens": 100.0},
     ),
     "what the prefix cache has is predicted as computed": Fault(
-        lambda scheduler, patch: patch.setattr(scheduler, "deadlines", Deadlines(scheduler.config, BlockPool(16, 2), scheduler.offload)),
+        lambda scheduler, patch: patch.setattr(
+            scheduler, "deadlines", Deadlines(scheduler.config, BlockPool(16, 2), scheduler.offload)
+        ),
         "the latest start of a request is wrong",
         DEADLINE,
     ),

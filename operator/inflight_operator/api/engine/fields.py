@@ -86,8 +86,7 @@ class KVDisk(SpecModel):
     size: Annotated[str | int, AfterValidator(readable_quantity), Field(json_schema_extra=INT_OR_STRING)] = Field(
         description="Disk space in each pod, such as 200Gi. The least recently used blocks make room for others.",
         json_schema_extra=validation(
-            "type(self) == int ? self >= 67108864 : (isQuantity(self) &&"
-            " !quantity(self).isLessThan(quantity('64Mi')))",
+            "type(self) == int ? self >= 67108864 : (isQuantity(self) && !quantity(self).isLessThan(quantity('64Mi')))",
             "engine.kvCache.disk.size must be a quantity of at least 64Mi, such as 200Gi",
         ),
     )

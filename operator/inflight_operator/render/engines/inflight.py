@@ -35,7 +35,6 @@ from inflight_operator.render.observability import observability_flags, observab
 from inflight_operator.render.plan import EngineObservability, Settings
 from inflight_operator.render.service import behind_gateway
 
-
 KV_MARGIN = 64 << 20
 """Bytes of the volume behind the KV cache beside its blocks."""
 
