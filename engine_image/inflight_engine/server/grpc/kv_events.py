@@ -140,7 +140,6 @@ def _place(event: wire.BlockStored | wire.BlockRemoved) -> dict[str, Any]:
 _TIERS = {
     "GPU": common_pb2.KV_CACHE_TIER_DEVICE,
     "CPU": common_pb2.KV_CACHE_TIER_HOST,
-    "DISK": common_pb2.KV_CACHE_TIER_DISK,
     "STORAGE": common_pb2.KV_CACHE_TIER_DISK,
     "DISK": common_pb2.KV_CACHE_TIER_DISK,
 }
