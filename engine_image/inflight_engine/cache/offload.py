@@ -33,7 +33,8 @@ class Offload:
     Attributes:
         rates: what loading and computing take, as measured; while unknown, only `always` loads.
         num_stored, num_loaded, num_failed: blocks copied out and in since start, and those whose copies in failed.
-        stored: called with the places that a step has copied to, once it has.
+        stored: called with the places that a step has copied to, once it has, and with the hashes of what it copied; a
+            plan that was made meanwhile may have given a place to other content.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Offload:
     ) -> None:
         self.rates: LoadRates | None = None
         self.num_stored = self.num_loaded = self.num_failed = 0
-        self.stored: Callable[[BlockIds], None] | None = None
+        self.stored: Callable[[list[int], list[bytes | None]], None] | None = None
         self._tier = tier
         self._always = always
         self._block_size = pool.block_size
@@ -53,6 +54,8 @@ class Offload:
         """By place, the block that the next plan copies there."""
         self._in_flight: dict[int, BlockIds] = {}
         """By the step of a plan, the places that it copies to."""
+        self._hashes: dict[int, list[bytes | None]] = {}
+        """By the step of a plan, the hashes of what it copies there."""
         self._fetching: dict[int, tuple[list[bytes], BlockIds]] = {}
         """By number, what comes from behind the tier, and to which places."""
         if tier is not None:
@@ -162,6 +165,8 @@ class Offload:
         places, blocks = (np.fromiter(each, np.int32) for each in (self._copies.keys(), self._copies.values()))
         self._copies = {}
         self._in_flight[step] = places
+        if self.stored is not None:
+            self._hashes[step] = [self.content(place) for place in places.tolist()]
         self.num_stored += len(places)
         return Stores(blocks, places)
 
@@ -170,7 +175,7 @@ class Offload:
         if self._in_flight:
             places = self._in_flight.pop(step, None)
             if places is not None and self.stored is not None:
-                self.stored(places)
+                self.stored(places.tolist(), self._hashes.pop(step))
 
     def forget(self) -> None:
         """Forget what plans in flight copy out, and what the next one would: a step may not have computed it."""
@@ -178,6 +183,7 @@ class Offload:
             self._tier.drop([*self._copies, *(place for each in self._in_flight.values() for place in each.tolist())])
             self._copies.clear()
             self._in_flight.clear()
+            self._hashes.clear()
 
     def _store(self, blocks: npt.NDArray[np.intp], hashes: list[bytes]) -> None:
         """Take in what an allocation evicts."""

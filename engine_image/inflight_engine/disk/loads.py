@@ -80,7 +80,7 @@ class DiskLoads:
         self._number_of: dict[bytes, int] = {}
         """The read that brings a block."""
         self._next = 0
-        offload.stored = lambda places: thread.store(places.tolist())
+        offload.stored = thread.store
 
     @property
     def ready(self) -> bool:

@@ -116,13 +116,14 @@ class DiskThread:
         """Return the number of blocks on the disk."""
         return 0 if self._store is None else self._store.usage()
 
-    def store(self, places: Sequence[int]) -> None:
-        """Write what these places have now, if they still have it then."""
+    def store(self, places: Sequence[int], hashes: Sequence[bytes | None]) -> None:
+        """Write blocks that were copied to places, as far as these have the same content then."""
         if self._store is None:
             return
         with self._work:
             room = MOST_WRITES - len(self._writes)
-            blocks = [(place, content) for place in places if (content := self._content(place)) is not None]
+            pairs = zip(places, hashes, strict=True)
+            blocks = [(place, content) for place, content in pairs if content is not None]
             self._writes.extend(blocks[:room])
             self.num_dropped += len(blocks[room:])
             self._work.notify()
