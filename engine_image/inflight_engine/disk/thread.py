@@ -131,8 +131,11 @@ class DiskThread:
     def load(self, read: Read) -> None:
         """Read blocks to places that are held until `take` returns the result."""
         with self._work:
-            self._reads.append(read)
-            self._work.notify()
+            if self._store is None:
+                self._results.append(Done(read.number, []))
+            else:
+                self._reads.append(read)
+                self._work.notify()
 
     def take(self) -> list[Done]:
         """Take the results that are there."""
@@ -161,23 +164,35 @@ class DiskThread:
             self._events.append(BlocksStored(b"".join(store.hashes()), b"", b"", b"", DISK))
         log.info("the disk has %d blocks of the KV cache", store.usage())
         self._store = store
-        while True:
-            with self._work:
-                while not (self._closed or self._reads or self._writes):
-                    self._work.wait()
-                if self._closed:
-                    self._store = None
-                    break
-                read = self._reads[0] if self._reads else None
-                write = self._writes.popleft() if read is None else None
-            if read is not None:
-                checksums = self._read(store, read)
-                self._reads.popleft()
-                self._results.append(Done(read.number, checksums))
-                self._wake()
-            elif write is not None:
-                self._write(store, *write)
+        try:
+            while self._work_once(store):
+                pass
+        except Exception:
+            log.exception("the KV cache goes on without its disk")
+        with self._work:
+            self._store = None
+            self._results.extend(Done(read.number, []) for read in self._reads)
+            self._reads.clear()
+        self._wake()
         store.close()
+
+    def _work_once(self, store: DiskStore) -> bool:
+        """Wait for something to do, and do it; False: the thread should end."""
+        with self._work:
+            while not (self._closed or self._reads or self._writes):
+                self._work.wait()
+            if self._closed:
+                return False
+            read = self._reads[0] if self._reads else None
+            write = self._writes.popleft() if read is None else None
+        if read is not None:
+            done = Done(read.number, self._read(store, read))
+            self._reads.popleft()
+            self._results.append(done)
+            self._wake()
+        elif write is not None:
+            self._write(store, *write)
+        return True
 
     def _read(self, store: DiskStore, read: Read) -> list[int]:
         checksums: list[int] = []
