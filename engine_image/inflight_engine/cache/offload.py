@@ -35,6 +35,7 @@ class Offload:
         num_stored, num_loaded, num_failed: blocks copied out and in since start, and those whose copies in failed.
         stored: called with the places that a step has copied to, once it has, and with the hashes of what it copied; a
             plan that was made meanwhile may have given a place to other content.
+        damaged: called with the hashes of blocks whose loads failed.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Offload:
         self.rates: LoadRates | None = None
         self.num_stored = self.num_loaded = self.num_failed = 0
         self.stored: Callable[[list[int], list[bytes | None]], None] | None = None
+        self.damaged: Callable[[list[bytes]], None] | None = None
         self._tier = tier
         self._always = always
         self._block_size = pool.block_size
@@ -52,10 +54,8 @@ class Offload:
         self._held: list[BlockIds] = []
         self._copies: dict[int, int] = {}
         """By place, the block that the next plan copies there."""
-        self._in_flight: dict[int, BlockIds] = {}
-        """By the step of a plan, the places that it copies to."""
-        self._hashes: dict[int, list[bytes | None]] = {}
-        """By the step of a plan, the hashes of what it copies there."""
+        self._in_flight: dict[int, dict[int, bytes | None]] = {}
+        """By the step of a plan, the places that it copies to, and the hashes of what it copies there."""
         self._fetching: dict[int, tuple[list[bytes], BlockIds]] = {}
         """By number, what comes from behind the tier, and to which places."""
         if tier is not None:
@@ -139,22 +139,26 @@ class Offload:
         if len(missing) > room:
             hashes = hashes[: missing[room]]
         indices, places = self._tier.reserve(hashes)
-        # What the next plan was to copy there is given up.
+        # What plans copy there is given up.
         for place in places.tolist():
             self._copies.pop(place, None)
+            for copied in self._in_flight.values():
+                copied.pop(place, None)
         self._fetching[number] = [hashes[index] for index in indices], places
         return indices, places
 
     def fetched(self, number: int, count: int) -> None:
         """So many of the leading blocks of a `fetch` have come; the rest does not."""
-        hashes, places = self._fetching.pop(number)
         if self._tier is not None:
+            hashes, places = self._fetching.pop(number)
             self._tier.store(places[:count], hashes[:count])
             self._tier.release(places[count:])
 
     def fail(self, places: Sequence[int]) -> None:
         """Forget the content of places from which nothing, or something else, was loaded."""
         if self._tier is not None:
+            if self.damaged is not None:
+                self.damaged([content for place in places if (content := self.content(place)) is not None])
             self._tier.drop(places)
             self.num_failed += len(places)
 
@@ -164,26 +168,23 @@ class Offload:
             return None
         places, blocks = (np.fromiter(each, np.int32) for each in (self._copies.keys(), self._copies.values()))
         self._copies = {}
-        self._in_flight[step] = places
-        if self.stored is not None:
-            self._hashes[step] = [self.content(place) for place in places.tolist()]
+        self._in_flight[step] = {place: self.content(place) for place in places.tolist()}
         self.num_stored += len(places)
         return Stores(blocks, places)
 
     def take_in(self, step: int) -> None:
         """A step has made its copies."""
         if self._in_flight:
-            places = self._in_flight.pop(step, None)
-            if places is not None and self.stored is not None:
-                self.stored(places.tolist(), self._hashes.pop(step))
+            copied = self._in_flight.pop(step, None)
+            if copied and self.stored is not None:
+                self.stored(list(copied), list(copied.values()))
 
     def forget(self) -> None:
         """Forget what plans in flight copy out, and what the next one would: a step may not have computed it."""
         if self._tier is not None:
-            self._tier.drop([*self._copies, *(place for each in self._in_flight.values() for place in each.tolist())])
+            self._tier.drop([*self._copies, *(place for each in self._in_flight.values() for place in each)])
             self._copies.clear()
             self._in_flight.clear()
-            self._hashes.clear()
 
     def _store(self, blocks: npt.NDArray[np.intp], hashes: list[bytes]) -> None:
         """Take in what an allocation evicts."""

@@ -49,7 +49,7 @@ class Tier(Protocol):
 
     def store(self, places: BlockIds, hashes: Sequence[bytes]) -> None:
         """Make content findable that is copied to reserved places, which are held no longer. The first is given up
-        first."""
+        first. A place whose content has come to another one meanwhile is empty."""
 
     def load(self, hashes: Sequence[bytes]) -> BlockIds:
         """Hold the places of hashes that `match` has counted."""
@@ -97,10 +97,11 @@ class HostTier:
     def store(self, places: BlockIds, hashes: Sequence[bytes]) -> None:
         """See `Tier`."""
         pool = self._pool
-        pool.register(places, hashes)
+        registered = set(pool.register(places, hashes))
         pool.free(places[::-1])
-        if pool.events is not None and hashes:
-            pool.events.append(BlocksStored(b"".join(hashes), b"", b"", b"", HOST))
+        if pool.events is not None and registered:
+            new = [each for place, each in zip(places.tolist(), hashes, strict=True) if place in registered]
+            pool.events.append(BlocksStored(b"".join(new), b"", b"", b"", HOST))
 
     def load(self, hashes: Sequence[bytes]) -> BlockIds:
         """See `Tier`."""

@@ -80,7 +80,7 @@ class DiskLoads:
         self._number_of: dict[bytes, int] = {}
         """The read that brings a block."""
         self._next = 0
-        offload.stored = thread.store
+        offload.stored, offload.damaged = thread.store, thread.drop
 
     @property
     def ready(self) -> bool:

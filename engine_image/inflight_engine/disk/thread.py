@@ -90,6 +90,7 @@ class DiskThread:
         self._events: deque[BlockEvent] | None = deque() if events else None
         self._reads: deque[Read] = deque()
         self._writes: deque[tuple[int, bytes]] = deque()
+        self._drops: deque[bytes] = deque()
         self._work = threading.Condition()
         self._writes_from = 0.0
         self._closed = False
@@ -137,6 +138,12 @@ class DiskThread:
                 self._reads.append(read)
                 self._work.notify()
 
+    def drop(self, hashes: Sequence[bytes]) -> None:
+        """Forget blocks, before anything else is read."""
+        with self._work:
+            self._drops.extend(hashes)
+            self._work.notify()
+
     def take(self) -> list[Done]:
         """Take the results that are there."""
         return [self._results.popleft() for _ in range(len(self._results))]
@@ -179,16 +186,19 @@ class DiskThread:
     def _work_once(self, store: DiskStore) -> bool:
         """Wait for something to do, and do it; False: the thread should end."""
         with self._work:
-            while not (self._closed or self._reads or self._writes):
+            while not (self._closed or self._drops or self._reads or self._writes):
                 self._work.wait()
             if self._closed:
                 return False
+            dropped = [self._drops.popleft() for _ in range(len(self._drops))]
             read = self._reads[0] if self._reads else None
-            write = self._writes.popleft() if read is None else None
+            write = self._writes.popleft() if read is None and self._writes else None
+        for block_hash in dropped:
+            store.drop(block_hash)
         if read is not None:
             done = Done(read.number, self._read(store, read))
-            self._reads.popleft()
             self._results.append(done)
+            self._reads.popleft()
             self._wake()
         elif write is not None:
             self._write(store, *write)
@@ -226,12 +236,12 @@ class DiskThread:
             self._writes_from = self._clock() + _PAUSE_SECONDS
             log.warning("blocks of the KV cache cannot be written to the disk: %s", error.strerror or error)
             return
+        if self._events is not None:
+            self._events.append(BlocksStored(block_hash, b"", b"", b"", DISK))
         if self._content(place) != block_hash:  # The place may have got something else while it was written.
             store.drop(block_hash)
             return
         self.num_stored += 1
-        if self._events is not None:
-            self._events.append(BlocksStored(block_hash, b"", b"", b"", DISK))
 
     def _lost(self, block_hash: bytes) -> None:
         if self._events is not None:

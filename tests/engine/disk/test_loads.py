@@ -37,6 +37,9 @@ class Thread:
     def store(self, places, hashes):
         pass
 
+    def drop(self, hashes):
+        self.disk.difference_update(hashes)
+
     def load(self, read):
         self.sent.append(read)
 
@@ -195,3 +198,16 @@ def test_while_rates_are_unknown_nobody_waits():
     request = waiting.request(0)
     waiting.thread.disk.update(request.block_hashes)
     assert not waiting.loads.put(request)
+
+
+def test_a_block_that_is_damaged_in_host_memory_is_dropped_from_the_disk_too(waiting):
+    request = waiting.request(0)
+    waiting.thread.disk.update(request.block_hashes)
+    waiting.loads.put(request)
+    waiting.loads.send()
+    waiting.thread.answer()
+    waiting.loads.take()
+    waiting.scheduler.add(request)
+    plan = waiting.scheduler.schedule(waiting.now)
+    waiting.scheduler.fail_loads(plan, [plan.starts[0].slot])
+    assert not waiting.thread.disk

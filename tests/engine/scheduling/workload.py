@@ -111,6 +111,8 @@ class Workload:
         self.deadlines, self.memory = Random(f"deadlines {seed}"), Random(f"memory {seed}")
         self.scoring, self.continuing = Random(f"scoring {seed}"), Random(f"continuing {seed}")
         self.disk = Random(f"disk {seed}")
+        self.fetched_from: dict[int, int] = {}
+        """By number of a fetch, the number of steps from which it may end."""
         self.forcing, self.loading = Random(f"forcing {seed}"), Random(f"loading {seed}")
         self.forced_share = self.forcing.choice((0.0, 0.05, 0.3))
         self.short_of_memory = self.memory.random() < 0.5
@@ -144,10 +146,10 @@ class Workload:
 
     def finish(self) -> None:
         """Steps until nothing is left."""
-        for number in list(self.driver.coming):
-            self._fetched(number)
         while self.driver.rules.requests or self.driver.under_way is not None:
             self._step()
+        for number in list(self.driver.coming):
+            self._fetched(number)
         self._step()
 
     def _interfere(self) -> None:
@@ -161,8 +163,10 @@ class Workload:
             number = self.driver.fetch(request_id)
             self.events.append(("fetch", number, request_id, self.driver.coming[number][1]))
             self.counts["fetches"] += 1
+            # Nothing comes before the steps that are under way now are taken in: two at most.
+            self.fetched_from[number] = self.counts["steps"] + 2
         for number in list(self.driver.coming):
-            if self.disk.random() < 0.2:
+            if self.counts["steps"] >= self.fetched_from[number] and self.disk.random() < 0.2:
                 self._fetched(number)
 
     def _meanwhile(self) -> None:
