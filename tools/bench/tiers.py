@@ -152,7 +152,7 @@ class Conversing:
         while count:
             if self._engine.has_work:
                 report = self._engine.step()
-                count -= len(report.ended)
+                count -= len(report.finished)
                 yield report
             else:
                 self._woken.wait()
@@ -211,14 +211,14 @@ def _paths(engine: Conversing, folder: Path) -> dict[str, Any]:
     def write() -> None:
         with plain.open("wb", buffering=0) as file:
             for row in source:
-                file.write(row)
+                file.write(row.data)
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def read() -> None:
         with plain.open("rb", buffering=0) as file:
             for row in target:
-                file.readinto(row)
+                file.readinto(row.data)
 
     measured = {
         "memcpy": _seconds(lambda: np.copyto(target, source)),

@@ -81,7 +81,7 @@ class HostCache:
 
     def row(self, place: int) -> memoryview:
         """Return the bytes of a host block."""
-        return self._rows[place].data
+        return memoryview(self._rows[place])
 
     def checksums(self, places: Sequence[int]) -> list[int]:
         """Return the checksums of host blocks, once all that was copied out is there; from any thread."""

@@ -63,7 +63,7 @@ class Engine:
                 self.woken.clear()
                 continue
             report = self.engine.step()
-            ended += len(report.ended)
+            ended += len(report.finished)
             owner |= {each.slot: each.request_id - first for each in report.admitted}
             slots, token_ids = np.frombuffer(report.slots, np.int32), np.frombuffer(report.token_ids, np.int32)
             for slot, token in zip(slots.tolist(), token_ids.tolist(), strict=True):

@@ -93,7 +93,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def restart(self):
-        """What is least recently used is what was written first: reads are not on the disk."""
+        """The order of use is that of the writes then: reads are not on the disk."""
         used = list(self.kept)
         self.store.close()
         self.open()
