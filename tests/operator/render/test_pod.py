@@ -124,7 +124,7 @@ def test_memory_for_swapped_requests_comes_on_top_of_what_a_pod_on_cpu_has():
 
 def test_a_disk_behind_the_cache_is_a_volume_of_its_size_and_a_margin():
     service = make(**CPU, engine={"kvCache": {"swap": "1Gi", "disk": {"size": "100Gi"}}})
-    (volume,) = [each for each in pod(service)["volumes"] if each["name"] == "inflight-kv"]
+    (volume,) = [each for each in pod(service)["spec"]["volumes"] if each["name"] == "inflight-kv"]
     assert volume["emptyDir"] == {"sizeLimit": str(100 * 2**30 + 64 * 2**20)}
     mount = {"name": "inflight-kv", "mountPath": "/var/lib/inflight/kv"}
     assert mount in engine(service)["volumeMounts"]
@@ -134,7 +134,7 @@ def test_a_disk_behind_the_cache_may_be_a_volume_of_the_template():
     own = {"name": "nvme", "hostPath": {"path": "/mnt/nvme", "type": "Directory"}}
     disk = {"size": "100Gi", "volume": "nvme"}
     service = make(**CPU, engine={"kvCache": {"swap": "1Gi", "disk": disk}}, template={"volumes": [own]})
-    assert [each for each in pod(service)["volumes"] if each["name"] in ("nvme", "inflight-kv")] == [own]
+    assert [each for each in pod(service)["spec"]["volumes"] if each["name"] in ("nvme", "inflight-kv")] == [own]
     assert {"name": "nvme", "mountPath": "/var/lib/inflight/kv"} in engine(service)["volumeMounts"]
 
 
