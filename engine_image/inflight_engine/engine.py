@@ -13,6 +13,7 @@ import numpy as np
 from inflight_cost.model import StepWork
 from inflight_engine import logs
 from inflight_engine.block_events import BlockEvent
+from inflight_engine.cache.arriving import ArrivingRequests
 from inflight_engine.disk.loads import DiskLoads
 from inflight_engine.grammars.waiting import CompilingRequests
 from inflight_engine.load_rates import LoadRateMeter
@@ -35,10 +36,9 @@ from inflight_engine.messages import (
     StepReport,
 )
 from inflight_engine.recording.recorder import Recorder
-from inflight_engine.request import FinishReason, Request
+from inflight_engine.request import NO_TOKENS, FinishReason, Request
 from inflight_engine.scheduler_inputs import SchedulerInputs
 from inflight_engine.scheduling.plan import StepPlan
-from inflight_engine.scheduling.running import hash_blocks
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.step_executor import StepExecutor
 from inflight_engine.step_reports import StepReports, finished
@@ -115,12 +115,16 @@ class Engine:
         self._announce = announce
         self._block_events = block_events
         self._compiling = compiling
+        config = scheduler.config
+        self._arriving = ArrivingRequests(config.block_size if config.prefix_caching else None)
         self._disk = None
         if make_disk is not None:
             self._disk = make_disk(self._inputs)
             self._reports.disk = self._disk.thread
         self._device_failed = device_failed
         self._clock = clock
+        self._prompt = NO_TOKENS
+        """The prompt of the latest `AddRequest`."""
         self._to_announce: set[int] = set()
         """Requests whose start is announced."""
         self._ended: list[Finished] = []
@@ -138,7 +142,7 @@ class Engine:
             return True
         if self._disk is not None and self._disk.ready:
             return True
-        return self._scheduler.has_work or self._in_flight is not None or bool(self._ended)
+        return self._scheduler.has_work or self._in_flight is not None or bool(self._ended or self._arriving)
 
     def handle(self, message: AddRequest | CancelRequest | Configure | StepCost | FlushRecord) -> FromEngine | None:
         """Take in one message between two steps; returns the answer it has, if any."""
@@ -163,6 +167,8 @@ class Engine:
         where the runner looks ahead. Call it only when there is work."""
         if self._compiling is not None and self._compiling.ready:
             self._add_compiled(self._compiling)
+        self._arriving.begin_turn()
+        self._add_arrived()
         if self._disk is not None:
             self._take_loaded(self._disk)
         step = self._in_flight or self._launch()
@@ -326,9 +332,11 @@ class Engine:
         return ended
 
     def _add(self, message: AddRequest) -> None:
+        if message.prompt_token_ids is not None:
+            self._prompt = np.frombuffer(message.prompt_token_ids, np.int32)
         request = Request(
             request_id=message.request_id,
-            prompt_token_ids=np.frombuffer(message.prompt_token_ids, np.int32),
+            prompt_token_ids=self._prompt,
             sampling=message.sampling,
             arrival_time=message.arrival_time,
             scheduling=message.scheduling,
@@ -339,30 +347,33 @@ class Engine:
             self._to_announce.add(message.request_id)
         if request.sampling.grammar is not None and self._compiling is not None:
             self._compiling.put(request)
-        elif not self._waits_for_disk(request):
+        else:
             self._queue(request)
-
-    def _waits_for_disk(self, request: Request) -> bool:
-        if self._disk is None or not self._scheduler.config.prefix_caching:
-            return False
-        hash_blocks(request, request.num_tokens, self._scheduler.config.block_size)
-        return self._disk.put(request)
 
     def _take_loaded(self, disk: DiskLoads) -> None:
         if self._in_flight is None:
             disk.send()
         for request in disk.take():
-            self._queue(request)
+            self._admit(request)
 
     def _add_compiled(self, compiling: CompilingRequests) -> None:
         for request, complete, error in compiling.take():
             if complete or error:
                 self._to_announce.discard(request.request_id)
                 self._ended.append(_end_of_text(request.request_id, error))
-            elif not self._waits_for_disk(request):
+            else:
                 self._queue(request)
 
     def _queue(self, request: Request) -> None:
+        self._arriving.put(request)
+        self._add_arrived()
+
+    def _add_arrived(self) -> None:
+        for request in self._arriving.take():
+            if self._disk is None or not self._disk.put(request):
+                self._admit(request)
+
+    def _admit(self, request: Request) -> None:
         try:
             self._inputs.add(request)
         except ValueError:
@@ -380,9 +391,11 @@ class Engine:
 
     def _cancel(self, request_id: int, reason: FinishReason) -> bool:
         self._to_announce.discard(request_id)
-        compiled = self._compiling is not None and self._compiling.cancel(request_id)
-        waiting = self._disk is not None and self._disk.cancel(request_id)
-        return compiled or waiting or self._inputs.cancel(request_id, reason)
+        if self._compiling is not None and self._compiling.cancel(request_id):
+            return True
+        if self._disk is not None and self._disk.cancel(request_id):
+            return True
+        return self._arriving.cancel(request_id) or self._inputs.cancel(request_id, reason)
 
 
 def _end_of_text(request_id: int, refusal: str) -> Finished:

@@ -294,7 +294,8 @@ class ChatCompletionRequest(OpenAIFields, TemplateFields):
         if parsing is None or parsing.format is None or choice == "none":
             return None
         name = choice.function.name if isinstance(choice, NamedTool) else None
-        functions = [each.function for each in self.tools or () if name in (None, each.function.name)]
+        named = {i: each.function for i, each in enumerate(self.tools or ()) if name in (None, each.function.name)}
+        functions = named.values()
         may = choice == "auto"
         if may and not (any(each.strict for each in functions) and self._text_is_free):
             return None
@@ -302,7 +303,11 @@ class ChatCompletionRequest(OpenAIFields, TemplateFields):
         plain = [each.plain() for each in functions]
         try:
             text = make(parsing.format, plain, token_of, several=name is None and parsing.parallel)
-            return of_grammar("tools", text, short_runs=sum(map(longest_run, plain)) <= MAX_FORCED)
+            parts = {
+                f"{index}.function.parameters": {**(each.parameters or {}), "x-guidance": {"lenient": not each.strict}}
+                for index, each in named.items()
+            }
+            return of_grammar("tools", text, short_runs=sum(map(longest_run, plain)) <= MAX_FORCED, parts=parts)
         except ValueError as error:
             raise bad_request(f"tools: {error}", "tools", INVALID) from None
 

@@ -223,7 +223,8 @@ def decide_replicas(
     # Requests a second, beside those that arrive, while what waits is worked off.
     beside = waiting / policy.recovery
     demand = sized = expected + beside
-    staffed, need = queues.replicas(expected), queues.replicas(demand)
+    staffed = queues.replicas(expected)
+    need = queues.replicas(demand) if beside else staffed
     if need < view.credited:
         # A replica goes once demand is lower by more than chance.
         risen = demand + policy.hold * math.sqrt(rate / policy.level)
