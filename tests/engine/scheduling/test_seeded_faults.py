@@ -185,19 +185,6 @@ def changed(struct: Any, **fields: Any) -> Any:
     return msgspec.structs.replace(struct, **fields)
 
 
-def copies_over_what_comes(scheduler: Scheduler, patch: Patch) -> None:
-    """A fetch gives up nothing that the next plan is to copy to its places."""
-    fetch, offload = scheduler.offload.fetch, scheduler.offload
-
-    def keeping(number: int, hashes: list[bytes]) -> tuple[list[int], Any]:
-        copies = dict(offload._copies)
-        got = fetch(number, hashes)
-        offload._copies = copies
-        return got
-
-    patch.setattr(offload, "fetch", keeping)
-
-
 def last_start(plan: StepPlan, change: Callable[[Any], Any]) -> StepPlan:
     return changed(plan, starts=(*plan.starts[:-1], change(plan.starts[-1]))) if plan.starts else plan
 
@@ -554,9 +541,6 @@ FAULTS = {
         wrap("offload._tier", "store", lambda store, places, hashes: None),
         "host blocks leaked|should be|two contents|come from the disk|gets a place",
         TIER,
-    ),
-    "a block is copied out over what comes from the disk": Fault(
-        copies_over_what_comes, "do not hold its tokens|not what the device lost|two contents|something else", TIER
     ),
     "it loads though computing is cheaper": Fault(
         set_attribute(offload, "loading_is_cheaper", lambda *arguments: True),
