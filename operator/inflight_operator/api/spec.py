@@ -128,7 +128,8 @@ class Tuning(SpecModel):
 
 
 _SWAP = "self.engine.kvCache.swap"
-_VOLUME = "self.engine.kvCache.disk.volume"
+_DISK = "self.engine.kvCache.disk"
+_VOLUME = f"{_DISK}.volume"
 _HAS_SWAP = (
     f"(type({_SWAP}) == int ? {_SWAP} > 0 : (isQuantity({_SWAP}) && quantity({_SWAP}).isGreaterThan(quantity('0'))))"
 )
@@ -238,19 +239,19 @@ class InferenceServiceSpec(SpecModel):
                 fieldPath=".engine.scheduling.preemption",
             ),
             rule(
-                f"!has(self.engine.kvCache.disk) || ({_HAS_SWAP} && self.engine.kvCache.prefixCaching"
+                f"!has({_DISK}) || ({_HAS_SWAP} && self.engine.kvCache.prefixCaching"
                 " && self.engine.scheduling.preemption != 'recompute')",
                 "engine.kvCache.disk is behind host memory: it needs engine.kvCache.swap, prefixCaching, and another"
                 " scheduling.preemption than recompute",
                 fieldPath=".engine.kvCache.disk",
             ),
             rule(
-                "!has(self.engine.kvCache.disk) || self.accelerator.count <= 1",
+                f"!has({_DISK}) || self.accelerator.count <= 1",
                 "engine.kvCache.disk is for engines of at most one accelerator",
                 fieldPath=".engine.kvCache.disk",
             ),
             rule(
-                f"!has({_VOLUME}) || (has(self.template.volumes)"
+                f"!has({_DISK}) || !has({_VOLUME}) || (has(self.template.volumes)"
                 f" && self.template.volumes.exists(v, v.name == {_VOLUME}))",
                 "engine.kvCache.disk.volume must be the name of a volume of template.volumes",
                 fieldPath=".engine.kvCache.disk",
