@@ -138,7 +138,6 @@ class Workload:
                 tenant=pick.choice(["", "", "red", "blue"]),
                 cache_salt=pick.choice(["", "", "", "pepper"]),
                 predicted_tokens=pick.choice([None, 5, 20]),
-                resumes=self.continuing.random() < 0.5,
             ),
         )
         self.next_id += 1

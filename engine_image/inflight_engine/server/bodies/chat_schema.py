@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from inflight_contract.errors import ApiError, bad_request
@@ -29,6 +29,7 @@ from inflight_engine.server.bodies.fields import (
 from inflight_engine.server.bodies.grammar_fields import INVALID
 from inflight_engine.server.bodies.json_size import MAX_ITEMS, TooManyValuesError, check_size
 from inflight_engine.server.bodies.schema import OpenAIFields
+from inflight_engine.server.bodies.unions import kinds, shape
 
 
 class TextPart(Body):
@@ -132,7 +133,14 @@ class ChatMessage(Body):
     an assistant's message, and `provider_specific_fields`, which changes nothing, is what LiteLLM's proxy adds."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], FIRST_ERROR] | None = None
+    content: (
+        Annotated[
+            Annotated[str, Tag("text")]
+            | Annotated[list[Annotated[TextPart, kinds("parts", "text")]], FIRST_ERROR, Tag("list")],
+            Discriminator(shape),
+        ]
+        | None
+    ) = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], FIRST_ERROR] | None = None
     tool_call_id: str | None = None
