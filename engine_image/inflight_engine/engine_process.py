@@ -85,7 +85,7 @@ def load(
     scheduler = Scheduler(scheduler_config, make_pool=partial(BlockPool, events=block_events))
     recorder = None
     if config.record is not None:
-        recorder = Recorder.to_file(config.record, scheduler_config, scheduler.is_cached)
+        recorder = Recorder.to_file(config.record, scheduler_config, scheduler.is_cached, info.kv_bytes_per_token)
     on_cpu = info.device == "cpu"
     if not on_cpu:
         reach_kernels(runner, info, capacity)
