@@ -15,6 +15,7 @@ WAYS = (DIRECT, GATEWAY)
 PYTEST = "pytest==9.2.0"
 
 _NO_IMAGES = "models read text only"
+_NO_MODEL = "`model` is optional, as in vLLM: without one it is the served model"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +60,8 @@ SUITES = (
         ("llm-comply==0.5.0",),
         known={
             "*image-input*": _NO_IMAGES,
-            "direct *chat-error-handling*": "`model` is optional, as in vLLM: without one it is the served model",
+            "direct *chat-error-handling*": _NO_MODEL,
+            "direct *open-responses:error-handling*": _NO_MODEL,
         },
     ),
     Suite("openai", ("openai==3.54.0",)),

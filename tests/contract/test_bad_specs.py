@@ -94,6 +94,11 @@ BAD = {
         "engine.extraArgs --trust-tenant-header and gateway.enabled exclude each other: engines behind the gateway"
         " believe the tenant that it signs",
     ),
+    "API keys that engines check behind a gateway that removes them": (
+        {**gateway(auth={"apiKeysSecret": "keys"}), "engine": {"extraArgs": ["--api-key=secret"]}},
+        "engine.extraArgs --api-key and gateway.auth exclude each other: the gateway checks API keys, and removes them"
+        " from requests",
+    ),
     "gRPC beside a gateway that signs all requests": (
         {**gateway(auth={"apiKeysSecret": "keys"}), "engine": {"grpc": True}},
         "engine.grpc and gateway.auth exclude each other",

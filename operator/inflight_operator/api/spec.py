@@ -210,6 +210,13 @@ class InferenceServiceSpec(SpecModel):
                 fieldPath=".engine.grpc",
             ),
             rule(
+                "!has(self.gateway.auth) || !has(self.engine.extraArgs)"
+                " || !self.engine.extraArgs.exists(a, a.matches('^--api[-_]key(=.*)?$'))",
+                "engine.extraArgs --api-key and gateway.auth exclude each other: the gateway checks API keys, and"
+                " removes them from requests",
+                fieldPath=".engine.extraArgs",
+            ),
+            rule(
                 "!self.gateway.enabled || !has(self.engine.extraArgs)"
                 " || !self.engine.extraArgs.exists(a, a.matches('^--trust-tenant-header(=.*)?$'))",
                 "engine.extraArgs --trust-tenant-header and gateway.enabled exclude each other: engines behind the"

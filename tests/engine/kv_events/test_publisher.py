@@ -1,6 +1,7 @@
 """The publisher on real sockets: numbers, gaps, replays, and what a consumer knows in the end."""
 
 import contextlib
+import os
 import socket
 import tempfile
 import threading
@@ -131,6 +132,20 @@ def test_a_message_of_any_size_does_not_reach_the_publisher(opened):
     with contextlib.closing(consumer._open(zmq.DEALER, publisher._replaying.last_endpoint.decode())) as other:
         other.send_multipart([b"", bytes(8)])
         assert other.poll(20_000)
+
+
+def test_a_publisher_whose_thread_ends_before_it_is_woken_closes_all_the_same(monkeypatch):
+    """The thread may see the end while it is at work: the number of its descriptor may be that of another file then."""
+    publisher = KVEventPublisher(KVEventsConfig(endpoint="tcp://127.0.0.1:*"))
+    wake = os.eventfd_write
+
+    def late(descriptor, number):
+        wake(descriptor, number)
+        publisher._thread.join(10)
+        wake(descriptor, number)
+
+    monkeypatch.setattr(os, "eventfd_write", late)
+    publisher.close()
 
 
 def test_an_endpoint_that_is_taken_is_refused_by_name():
