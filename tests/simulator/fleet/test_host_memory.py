@@ -136,7 +136,7 @@ def files(tmp_path):
 def test_a_plan_says_what_host_memory_brings(files, capsys):
     trace, replica = files
     sizes = ["--host-memory", "1Gi", "--host-memory", "64Gi"]
-    flags = ["plan", str(trace), "--replica", str(replica), *sizes, "--ttft", "400ms", "--routing", "gateway"]
+    flags = ["plan", str(trace), "--replica", str(replica), *sizes, "--ttft", "400ms"]
     assert main([*flags, "--json"]) == 0
     checked = json.loads(capsys.readouterr().out)["replicas"][0]["checked"]
     small, large = checked["host_memory"]
