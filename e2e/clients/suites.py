@@ -15,7 +15,6 @@ WAYS = (DIRECT, GATEWAY)
 PYTEST = "pytest==9.2.0"
 
 _NO_IMAGES = "models read text only"
-_NO_MODEL = "`model` is optional, as in vLLM: without one it is the served model"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,8 +59,7 @@ SUITES = (
         ("llm-comply==0.5.0",),
         known={
             "*image-input*": _NO_IMAGES,
-            "direct *chat-error-handling*": _NO_MODEL,
-            "direct *open-responses:error-handling*": _NO_MODEL,
+            "direct *chat-error-handling*": "`model` is optional, as in vLLM: without one it is the served model",
         },
     ),
     Suite("openai", ("openai==3.54.0",)),

@@ -13,6 +13,7 @@ import numpy as np
 from inflight_cost.model import StepWork
 from inflight_engine import logs
 from inflight_engine.block_events import BlockEvent
+from inflight_engine.cache.arriving import ArrivingRequests
 from inflight_engine.grammars.waiting import CompilingRequests
 from inflight_engine.load_rates import LoadRateMeter
 from inflight_engine.measurements import Measurements
@@ -34,7 +35,7 @@ from inflight_engine.messages import (
     StepReport,
 )
 from inflight_engine.recording.recorder import Recorder
-from inflight_engine.request import FinishReason, Request
+from inflight_engine.request import NO_TOKENS, FinishReason, Request
 from inflight_engine.scheduler_inputs import SchedulerInputs
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.scheduler import Scheduler
@@ -111,8 +112,12 @@ class Engine:
         self._announce = announce
         self._block_events = block_events
         self._compiling = compiling
+        config = scheduler.config
+        self._arriving = ArrivingRequests(config.block_size if config.prefix_caching else None)
         self._device_failed = device_failed
         self._clock = clock
+        self._prompt = NO_TOKENS
+        """The prompt of the latest `AddRequest`."""
         self._to_announce: set[int] = set()
         """Requests whose start is announced."""
         self._ended: list[Finished] = []
@@ -128,7 +133,7 @@ class Engine:
         """Something to compute, or something to report."""
         if self._compiling is not None and self._compiling.ready:
             return True
-        return self._scheduler.has_work or self._in_flight is not None or bool(self._ended)
+        return self._scheduler.has_work or self._in_flight is not None or bool(self._ended or self._arriving)
 
     def handle(self, message: AddRequest | CancelRequest | Configure | StepCost | FlushRecord) -> FromEngine | None:
         """Take in one message between two steps; returns the answer it has, if any."""
@@ -153,6 +158,8 @@ class Engine:
         where the runner looks ahead. Call it only when there is work."""
         if self._compiling is not None and self._compiling.ready:
             self._add_compiled(self._compiling)
+        self._arriving.begin_turn()
+        self._add_arrived()
         step = self._in_flight or self._launch()
         self._in_flight = None
         if step is None:
@@ -307,9 +314,11 @@ class Engine:
         return ended
 
     def _add(self, message: AddRequest) -> None:
+        if message.prompt_token_ids is not None:
+            self._prompt = np.frombuffer(message.prompt_token_ids, np.int32)
         request = Request(
             request_id=message.request_id,
-            prompt_token_ids=np.frombuffer(message.prompt_token_ids, np.int32),
+            prompt_token_ids=self._prompt,
             sampling=message.sampling,
             arrival_time=message.arrival_time,
             scheduling=message.scheduling,
@@ -332,14 +341,19 @@ class Engine:
                 self._queue(request)
 
     def _queue(self, request: Request) -> None:
-        try:
-            self._inputs.add(request)
-        except ValueError:
-            # The API process checks first, so this is a fault between the two; it costs this request only.
-            number, extra = request.request_id, logs.of_request(request.external_id)
-            log.exception("request %d was refused by the scheduler", number, extra=extra)
-            self._to_announce.discard(request.request_id)
-            self._ended.append(Finished(request.request_id, FinishReason.ERROR))
+        self._arriving.put(request)
+        self._add_arrived()
+
+    def _add_arrived(self) -> None:
+        for request in self._arriving.take():
+            try:
+                self._inputs.add(request)
+            except ValueError:
+                # The API process checks first, so this is a fault between the two; it costs this request only.
+                number, extra = request.request_id, logs.of_request(request.external_id)
+                log.exception("request %d was refused by the scheduler", number, extra=extra)
+                self._to_announce.discard(request.request_id)
+                self._ended.append(Finished(request.request_id, FinishReason.ERROR))
 
     def _end_text(self, request_id: int, refusal: str) -> None:
         """End a request whose grammar allows no further token, if it has not ended with its latest one."""
@@ -349,8 +363,9 @@ class Engine:
 
     def _cancel(self, request_id: int, reason: FinishReason) -> bool:
         self._to_announce.discard(request_id)
-        compiled = self._compiling is not None and self._compiling.cancel(request_id)
-        return compiled or self._inputs.cancel(request_id, reason)
+        if self._compiling is not None and self._compiling.cancel(request_id):
+            return True
+        return self._arriving.cancel(request_id) or self._inputs.cancel(request_id, reason)
 
 
 def _end_of_text(request_id: int, refusal: str) -> Finished:

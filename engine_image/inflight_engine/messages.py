@@ -20,13 +20,13 @@ from inflight_settings.limits import Limits, LimitsInForce
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag=True):
-    """`prompt_token_ids`: int32 little-endian bytes. `arrival_time`: seconds, system-wide monotonic clock.
-    `announce_start`: its start is announced by `Starting`.
-    `external_id`: the client's id of the request (X-Request-Id), for log lines. `output_token_ids`: of a continued
-    request, the tokens that it has, as `prompt_token_ids`. The rest as in `Request`."""
+    """`prompt_token_ids`: int32 little-endian bytes; None: those of the `AddRequest` before. `arrival_time`: seconds,
+    system-wide monotonic clock. `announce_start`: its start is announced by `Starting`. `external_id`: the client's id
+    of the request (X-Request-Id), for log lines. `output_token_ids`: of a continued request, the tokens that it has, as
+    bytes too. The rest as in `Request`."""
 
     request_id: int
-    prompt_token_ids: bytes
+    prompt_token_ids: bytes | None
     sampling: SamplingParams
     arrival_time: float
     scheduling: Scheduling = Scheduling()

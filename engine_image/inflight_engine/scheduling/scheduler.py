@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence, Set
 
 from inflight_engine.cache.block_pool import BlockPool
 from inflight_engine.cache.offload import Offload
+from inflight_engine.cache.prefix import hash_blocks
 from inflight_engine.cache.tiers import HostTier
 from inflight_engine.request import FinishReason, ForcedRun, Request, RequestState, TokenIds
 from inflight_engine.scheduling.admission import Admission
@@ -19,7 +20,7 @@ from inflight_engine.scheduling.phases import Phase
 from inflight_engine.scheduling.plan import BlockGrowth, SlotStart, StepPlan
 from inflight_engine.scheduling.preemption import Preemptor
 from inflight_engine.scheduling.queues import WaitingQueues
-from inflight_engine.scheduling.running import Running, hash_blocks, longest_request
+from inflight_engine.scheduling.running import Running, longest_request
 from inflight_engine.scheduling.slots import SlotTable
 from inflight_settings.limits import Limits
 
@@ -250,7 +251,8 @@ class Scheduler:
         return True
 
     def add(self, request: Request) -> None:
-        """Queue a new request. One that comes with tokens is continued: it resumes with them as after a preemption.
+        """Queue a new request. One that comes with tokens is continued: it resumes with them as after a preemption,
+        unless its `Scheduling` says otherwise.
 
         Raises:
             CannotFitError: it is longer than `max_model_len` or than the whole KV cache.
@@ -274,7 +276,7 @@ class Scheduler:
         request.latest_start = self.deadlines.latest_start(
             request, self.num_running, self._limits.max_num_batched_tokens
         )
-        if len(request.output_token_ids):
+        if len(request.output_token_ids) and request.scheduling.resumes:
             request.state = RequestState.PREEMPTED
         self.queues.push(request, self.running.decodes.clock)
         self._num_orders += 1

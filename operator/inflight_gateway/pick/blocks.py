@@ -204,8 +204,11 @@ class ReplicaBlocks:
             return 0
         name: int | None = end
         while name is not None and name != _START:
-            count += name not in device
-            name = self.before(name)
+            before = device.get(name)
+            if before is None:
+                count += 1
+                before = self.before(name)
+            name = before
         return count
 
     def before(self, name: int) -> int | None:
@@ -226,8 +229,11 @@ class ReplicaBlocks:
 
     def _reaches(self, name: int, previous: int) -> bool:
         """Returns whether a block, and those between it and an earlier one, are held."""
+        on_device = self._media[DEVICE].get
         for _ in range(_MOST_STEPS):
-            before = self.before(name)
+            before = on_device(name)
+            if before is None:
+                before = self.before(name)
             if before == previous:
                 return True
             if before is None or before == _START:

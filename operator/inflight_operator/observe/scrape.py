@@ -10,7 +10,7 @@ from time import monotonic
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.page.scraper import Engine, Scraper
 from inflight_operator.observe.history import History
-from inflight_operator.observe.metrics import READER, parse_metrics
+from inflight_operator.observe.metrics import READER, Sample, parse_metrics
 from inflight_operator.observe.window import Window
 from inflight_operator.pacing import first_apart
 
@@ -67,8 +67,8 @@ class ScrapePool(Scraper[_Pod]):
         concurrency: maximum scrapes in flight.
         stale_after: age in seconds from which a sample is stale.
         stretch: factor of `interval`, `timeout` and `stale_after` now.
-        queued: called when a service whose engines had no queue has one: in one of them at least as many requests wait
-            as run.
+        queued: called when the engines of a service have a queue, in one of them at least as many requests as run, and
+            each time that it has doubled, until it is less than a quarter.
     """
 
     def __init__(
@@ -95,6 +95,8 @@ class ScrapePool(Scraper[_Pod]):
         self._span = span
         self._queued = queued
         self._services: dict[ServiceKey, dict[str, _Pod]] = {}
+        self._told: dict[ServiceKey, int] = {}
+        """Requests in the engines' queues when `queued` was last called, by service; none where the queue is gone."""
 
     def keep(self, key: ServiceKey, targets: Collection[Target]) -> None:
         """Sets the pods of the service to scrape; data of other pods is dropped. The first scrapes of many pods are
@@ -116,6 +118,7 @@ class ScrapePool(Scraper[_Pod]):
 
     def forget(self, key: ServiceKey) -> None:
         """Stops scraping the service."""
+        self._told.pop(key, None)
         for pod in self._services.pop(key, {}).values():
             self.drop(pod)
 
@@ -139,10 +142,23 @@ class ScrapePool(Scraper[_Pod]):
         sample, known = parse_metrics(body.decode(), monotonic()), engine.history
         engine.history = History.of(sample) if known is None else known.with_sample(sample, self._span)
         engine.error = ""
-        if known is not None and not known.newest.waiting and sample.waiting >= max(1, sample.running):
-            others = (pod.history for pod in self._services[engine.service].values() if pod is not engine)
-            if not any(history.newest.waiting for history in others if history is not None):
-                self._queued(engine.service)
+        if known is not None:
+            self._note_queue(engine.service, known.newest.waiting, sample)
+
+    def _note_queue(self, key: ServiceKey, before: int, sample: Sample) -> None:
+        """Calls `queued` if it is due. Args: before: requests in this engine's queue until now."""
+        told, grown = self._told.get(key, 0), sample.waiting > before
+        if grown and sample.waiting >= max(1, sample.running):
+            if (queue := self._queue(key)) >= 2 * told:
+                self._told[key] = queue
+                self._queued(key)
+        elif told and not grown and 4 * self._queue(key) < told:
+            del self._told[key]
+
+    def _queue(self, key: ServiceKey) -> int:
+        """Returns the requests in the queues of a service's engines."""
+        pods = self._services[key].values()
+        return sum(pod.history.newest.waiting for pod in pods if pod.history is not None)
 
     async def failed(self, engine: _Pod, error: Exception, reason: str) -> None:
         if isinstance(error, TimeoutError):

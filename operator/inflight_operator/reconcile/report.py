@@ -179,15 +179,20 @@ def _conditions(findings: tuple[Finding, ...], service: ServiceRecord, now: date
 
 
 def _condition(finding: Finding, service: ServiceRecord, now: datetime) -> Condition:
+    """Returns the condition, the same object while it is equal."""
     before = next((one for one in service.status.conditions if one.type == finding.type), None)
-    same = before is not None and before.status == finding.status
+    message, generation = _cut(finding.message, MAX_MESSAGE), service.metadata.generation
+    if before is not None and before.status == finding.status:
+        if (before.reason, before.message, before.observed_generation) == (finding.reason, message, generation):
+            return before
+        now = before.last_transition_time
     return Condition(
         type=finding.type,
         status=finding.status,
         reason=finding.reason,
-        message=_cut(finding.message, MAX_MESSAGE),
-        observed_generation=service.metadata.generation,
-        last_transition_time=before.last_transition_time if before is not None and same else now,
+        message=message,
+        observed_generation=generation,
+        last_transition_time=now,
     )
 
 

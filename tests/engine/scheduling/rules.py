@@ -11,7 +11,7 @@ of a plan in between is said by `counted` and `confirmed`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -96,6 +96,7 @@ class Rules:
             somebody was admitted before one of them.
         num_preemptions: since start. num_loaded: blocks loaded from the tier.
         num_throttled: steps with a budget below the running decodes.
+        started_blocks: of the requests that start in a step, but for the last one.
     """
 
     def __init__(self, config: SchedulerConfig, runner: ModelRunner) -> None:
@@ -120,13 +121,14 @@ class Rules:
         self.num_loaded = 0
         self.prefix_queries = self.prefix_hits = 0
         self.num_throttled = 0
+        self.started_blocks = 32_768
         self._decode_slots: tuple[Slots | None, list[int]] = (None, [])
         self._set_may_change = True
         self._under_way: dict[int, UnderWay] = {}
 
     def added(self, request: Request) -> None:
         known = Known(request, self.num_added, self._latest_start(request))
-        if len(request.output_token_ids):
+        if len(request.output_token_ids) and request.scheduling.resumes:
             known.continued, known.state = True, RequestState.PREEMPTED
         assert request.state is known.state, "the state of a new request is wrong"
         assert request.latest_start == known.latest_start, "the latest start of a request is wrong"
@@ -249,6 +251,8 @@ class Rules:
                 tables[self.runner.slots[slot].request_id].add(block)
         for start in plan.starts:
             self._check_start(start, tables)
+        num_before_last = sum(len(start.block_ids) for start in plan.starts[:-1])
+        assert not plan.starts or num_before_last < self.started_blocks, "a step starts requests of too many blocks"
         for extension in plan.extensions:
             request = self.requests[extension.request_id].request
             assert extension.num_prompt_tokens == request.num_prompt_tokens, "num_prompt_tokens is wrong"
@@ -266,7 +270,7 @@ class Rules:
             for sequence in running:
                 assert sequence.computed == len(sequence.stamps) - 1, "budget is left over while a prompt waits for it"
             if not plan.preemptions:
-                self._check_nobody_fits(running)
+                self._check_nobody_fits(running, plan.starts)
         elif plan.prefills:
             self._check_chunk_order(plan, running)
         slots = self.runner.slots
@@ -294,7 +298,7 @@ class Rules:
         """Takes in a plan of which nothing was computed."""
         self._check_blocks(plan)
         if plan.num_tokens < self.limits.max_num_batched_tokens and not plan.preemptions:
-            self._check_nobody_fits(self.runner.running)
+            self._check_nobody_fits(self.runner.running, plan.starts)
 
     def counted(self, plan: StepPlan) -> None:
         """Another plan follows, or the tokens are taken in: lengths and shares of service include this one."""
@@ -520,7 +524,7 @@ class Rules:
         self.queues.admitted(known, len(start.token_ids) - start.num_computed_tokens)
         if known.state is RequestState.WAITING and self.config.prefix_caching:
             self.prefix_queries += start.num_prompt_tokens
-            self.prefix_hits += start.num_computed_tokens
+            self.prefix_hits += min(start.num_computed_tokens, start.num_prompt_tokens)
         known.state = RequestState.RUNNING
         assert known.request.state is RequestState.RUNNING, "the state of a running request is wrong"
 
@@ -577,10 +581,12 @@ class Rules:
         free = self.config.num_blocks - self.runner.num_owned
         assert free >= math.floor(self.config.kv_headroom * self.config.num_blocks), "admission takes the headroom"
 
-    def _check_nobody_fits(self, running: list[ModelSequence]) -> None:
-        """A step that has budget and slots left and preempted nobody must have admitted whoever is next and fits, or
-        else may pass and fits."""
+    def _check_nobody_fits(self, running: list[ModelSequence], starts: Sequence[SlotStart] = ()) -> None:
+        """A step that has budget and slots left, preempted nobody and started few blocks must have admitted whoever is
+        next and fits, or else may pass and fits."""
         if len(running) >= self.limits.max_num_seqs or len(running) == len(self.requests):
+            return
+        if sum(len(start.block_ids) for start in starts) >= self.started_blocks:
             return
         free = self.config.num_blocks - self.runner.num_owned
         headroom = math.ceil(self.config.kv_headroom * self.config.num_blocks) if running else 0

@@ -111,6 +111,8 @@ class Workload:
         self.deadlines, self.memory = Random(f"deadlines {seed}"), Random(f"memory {seed}")
         self.scoring, self.continuing = Random(f"scoring {seed}"), Random(f"continuing {seed}")
         self.forcing, self.loading = Random(f"forcing {seed}"), Random(f"loading {seed}")
+        self.unsigned = Random(f"unsigned {seed}")
+        self.unsigned_share = self.unsigned.choice((0.0, 0.0, 0.0, 0.5))
         self.forced_share = self.forcing.choice((0.0, 0.05, 0.3))
         self.short_of_memory = self.memory.random() < 0.5
         self.fields = random_fields(self.random, self.deadlines) | fixed
@@ -270,6 +272,7 @@ class Workload:
             "predicted_tokens": random.choice((None, random.randint(1, 30))),
             "scored": self.scoring.random() < 0.1,
             "generated": self.continuing.choice((*[0] * 9, 1, 3, 20)),
+            "resumes": self.unsigned.random() >= self.unsigned_share,
         }
         stop = tuple(random.sample(range(VOCAB), random.choice((0, 0, 0, 1, 3))))
         most = self.longest - len(prompt)

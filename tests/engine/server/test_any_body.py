@@ -246,7 +246,7 @@ async def test_texts_and_tokens_that_are_only_converted_are_bounded(make_fake, m
         assert (answer.status_code, "more than 150" in answer.text) == (400, True)
 
 
-async def test_a_prompt_of_many_answers_is_packed_once(make_fake, monkeypatch):
+async def test_a_prompt_of_many_answers_is_packed_and_sent_once(make_fake, monkeypatch):
     packed, pack = [], registry._packed
     monkeypatch.setattr(registry, "_packed", lambda token_ids: packed.append(list(token_ids)) or pack(token_ids))
     fake = await make_fake()
@@ -257,4 +257,5 @@ async def test_a_prompt_of_many_answers_is_packed_once(make_fake, monkeypatch):
         *([[3]] * 2),
     ]
     assert sorted(each for each in packed if each) == [[1, 2], [3]]
+    assert [np.frombuffer(each, "<i4").tolist() for each in fake.engine.prompts] == [[1, 2], [3]]
     answer.cancel()

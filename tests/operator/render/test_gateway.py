@@ -79,6 +79,8 @@ def test_without_api_keys_engines_take_unsigned_requests_and_neither_api_keys_no
     data = child("Secret", make(**BEHIND), replace(PLAN, tenant_keys=("a key", "another")), GATEWAY)["data"]
     assert base64.b64decode(data["tenant-key"]) == b"none"
     assert "tenant-key-previous" not in data
+    progress = [base64.b64decode(data[f"tenant-key-progress{suffix}"]) for suffix in ("", "-previous")]
+    assert progress == [b"a key", b"another"]
     assert pod(make(**BEHIND), GATEWAY) == pod(make(**KEYS), GATEWAY)
 
 

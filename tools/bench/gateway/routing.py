@@ -23,7 +23,7 @@ from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from inflight_kubectl.load.answers import Answer
+from inflight_kubectl.load.answers import Answer, AnswerError
 from inflight_kubectl.load.client import Client
 from inflight_operator.observe.metrics import Sample, parse_metrics
 from inflight_settings.limits import Limits
@@ -186,6 +186,8 @@ async def _run(policy: str, turns: Sequence[Turn], urls: Sequence[str], through:
                 f"{policy}: {waiting} of {len(sent)} requests have no answer {LATE_S:g} s after the last one was sent; "
                 "the machine is too slow for the load, or used otherwise"
             ) from None
+        except AnswerError as error:
+            raise RuntimeError(f"{policy}: {error}") from None
         after = [_sample(url) for url in urls]
     spans = list(zip(before, after, strict=True))
     hits = sum(now.prefix_hits - then.prefix_hits for then, now in spans)

@@ -73,6 +73,8 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
         exchange.scheduling.service_class, num_unfinished(continuation, num_choices), makes_many
     )
     continued = continued_choices(continuation, num_choices, relayed=relayed)
+    if continuation is not None and not service.tenants.believes_progress(http.headers, exchange.request_id):
+        exchange.scheduling = replace(exchange.scheduling, resumes=False)
     tokenizer, facts = service.model
     fields = [body.prompt_field if len(prompts) == 1 else f"{body.prompt_field}.{i}" for i in range(len(prompts))]
     with counting_too_long(service):

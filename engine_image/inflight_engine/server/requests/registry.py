@@ -334,16 +334,14 @@ def _messages(generations: Sequence[tuple[Generation, bool]]) -> Iterator[AddReq
     Args:
         generations: and whether the start of each is to be announced.
     """
-    # Answers to one prompt share its list: packing 128,000 tokens takes 4 ms.
-    prompts: dict[int, bytes] = {}
+    # Answers to one prompt share its list: packing and sending 128,000 tokens takes 5 ms.
+    sent: list[int] | None = None
     for generation, announce_start in generations:
         request = generation.request
-        key = id(request.prompt_token_ids)
-        if key not in prompts:
-            prompts[key] = _packed(request.prompt_token_ids)
+        repeated, sent = request.prompt_token_ids is sent, request.prompt_token_ids
         yield AddRequest(
             request_id=request.request_id,
-            prompt_token_ids=prompts[key],
+            prompt_token_ids=None if repeated else _packed(request.prompt_token_ids),
             sampling=request.sampling,
             arrival_time=generation.timings.arrived,
             scheduling=request.scheduling,

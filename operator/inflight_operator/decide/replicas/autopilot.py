@@ -223,7 +223,8 @@ def decide_replicas(
     # Requests a second, beside those that arrive, while what waits is worked off.
     beside = waiting / policy.recovery
     demand = sized = expected + beside
-    staffed, need = queues.replicas(expected), queues.replicas(demand)
+    staffed = queues.replicas(expected)
+    need = queues.replicas(demand) if beside else staffed
     if need < view.credited:
         # A replica goes once demand is lower by more than chance.
         risen = demand + policy.hold * math.sqrt(rate / policy.level)
@@ -395,8 +396,8 @@ class _Queues(NamedTuple):
         # A replica that is not full takes less time for its steps.
         state = steady(self.replica, self.workload, rate / replicas, self.capacity.limits)
         shorter = min(1.0, state.running * replicas / rate * self.capacity.rate / self.capacity.state.running)
-        prefill = replace(self.prefill, service=min(self.prefill.service, state.prefill_load * replicas / rate))
-        decode = replace(self.decode, service=self.decode.service * shorter)
+        prefill = self.prefill.with_service(min(self.prefill.service, state.prefill_load * replicas / rate))
+        decode = self.decode.with_service(self.decode.service * shorter)
         return max(share_late(replicas, rate, prefill), share_late(replicas, rate, decode))
 
 
