@@ -139,7 +139,7 @@ class Served(msgspec.Struct, frozen=True):
 
 
 class HostMemory(msgspec.Struct, frozen=True):
-    """What host memory behind the KV cache brings.
+    """Effect of host memory behind the KV cache.
 
     Attributes:
         size: bytes. tokens: that it holds.
