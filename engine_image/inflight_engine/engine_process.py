@@ -87,7 +87,7 @@ def load(
     disk_host = runner.host_cache if config.disk_space and scheduler_config.has_tier else None
     recorder = None
     if config.record is not None:
-        recorder = Recorder.to_file(config.record, scheduler_config, scheduler.is_cached)
+        recorder = Recorder.to_file(config.record, scheduler_config, scheduler.is_cached, info.kv_bytes_per_token)
     on_cpu = info.device == "cpu"
     if not on_cpu:
         reach_kernels(runner, info, capacity)

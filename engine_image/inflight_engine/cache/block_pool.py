@@ -73,6 +73,11 @@ class BlockPool:
         return 1.0 - self.num_free / self.num_blocks
 
     @property
+    def num_empty(self) -> int:
+        """Blocks without owner that can be taken before content is lost."""
+        return self.num_free - int(np.count_nonzero(self._content_mask & (self._num_owners == 0)))
+
+    @property
     def num_findable(self) -> int:
         """Blocks whose content can be found."""
         return int(np.count_nonzero(self._content_mask))

@@ -41,12 +41,14 @@ class Header(msgspec.Struct, frozen=True, tag_field="record", tag=HEADER_TAG):
         version: the format's, `FORMAT_VERSION`.
         program: version of the program that wrote it.
         started: when the recording began, RFC 3339 in UTC.
+        kv_bytes_per_token: keys and values of a token; None: unknown.
     """
 
     version: int
     program: str
     started: str
     config: SchedulerConfig
+    kv_bytes_per_token: int | None = None
 
 
 class Added(msgspec.Struct, frozen=True, array_like=True, tag="add"):
