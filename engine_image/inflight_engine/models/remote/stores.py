@@ -202,9 +202,7 @@ class Store:
             return ModelSourceError(self._changed(what))
         if status is not None and 400 <= status < 500 and status not in _TRIED_AGAIN:
             return ModelSourceError(f"{source}: the store refuses {what}: {_first_line(error)}")
-        if "NotPartial" in str(error) or "RangeNotSupported" in str(
-            error
-        ):  # in obstore's text: it has no type for them
+        if "NotPartial" in str(error) or "RangeNotSupported" in str(error):
             return ModelSourceError(f"{source}: the server does not answer requests for ranges of {what}")
         return None
 
