@@ -139,7 +139,7 @@ class ScrapePool(Scraper[_Pod]):
         return {uid: pod.error for uid, pod in self._services.get(key, {}).items() if pod.error}
 
     def scraped(self, engine: _Pod, body: bytes, began: float) -> None:
-        sample, known = parse_metrics(body.decode(), monotonic()), engine.history
+        sample, known = parse_metrics(body.decode(), began), engine.history
         engine.history = History.of(sample) if known is None else known.with_sample(sample, self._span)
         engine.error = ""
         if known is not None:

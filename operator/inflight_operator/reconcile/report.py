@@ -22,6 +22,7 @@ from inflight_operator.api.status import (
     Decision,
     DemandStatus,
     EngineStatus,
+    FenceStatus,
     GatewayStatus,
     InferenceServiceStatus,
     LimitsPair,
@@ -36,7 +37,7 @@ from inflight_operator.decide import decision as decided
 from inflight_operator.decide.decision import Number, Reason
 from inflight_operator.decide.status.conditions import ROLLOUT_STUCK, Finding, pool_refused, stuck, summarized
 from inflight_operator.decide.status.sentences import change_text, sentence
-from inflight_operator.decide.tuning.types import Bracket
+from inflight_operator.decide.tuning.types import Bracket, Fence
 from inflight_operator.observe.metrics import mean_kv_usage
 from inflight_operator.observe.pods import PodView
 from inflight_operator.reconcile.plan import Outcome, Plan
@@ -293,12 +294,13 @@ def _limits(snapshot: Snapshot, plan: Plan) -> LimitsStatus | None:
 
 
 def _tuning(snapshot: Snapshot, plan: Plan) -> TuningStatus | None:
-    """Returns the corrections of the cost model and the interval of the search; None without any."""
+    """Returns the corrections of the cost model, the interval of the search and its fences; None without any."""
     state = plan.memory.tuning
     known = TuningStatus(
         tpot_target=_correction(snapshot, state.tighten, state.tighten_until),
         kv_cache=_correction(snapshot, state.memory, state.memory_until),
         bracket=_bracket(snapshot, state.bracket),
+        fences=[_fence(snapshot, one) for one in state.fences if one.until > snapshot.now] or None,
     )
     return None if known == TuningStatus() else known
 
@@ -315,6 +317,15 @@ def _bracket(snapshot: Snapshot, known: Bracket | None) -> BracketStatus | None:
         return None
     good, bad, modelled = (LimitsPair(**asdict(one)) for one in (known.good, known.bad, known.wanted))
     return BracketStatus(good=good, bad=bad, modelled=modelled, until=_end(snapshot, known.until - snapshot.now))
+
+
+def _fence(snapshot: Snapshot, known: Fence) -> FenceStatus:
+    return FenceStatus(
+        limit="maxNumSeqs" if known.knob == "max_num_seqs" else "maxNumBatchedTokens",
+        direction="Up" if known.up else "Down",
+        value=known.value,
+        until=_end(snapshot, known.until - snapshot.now),
+    )
 
 
 def _end(snapshot: Snapshot, left: float) -> datetime:

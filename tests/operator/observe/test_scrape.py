@@ -5,6 +5,7 @@ import gzip
 from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from time import monotonic
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
@@ -346,6 +347,21 @@ async def test_a_large_page_that_is_slow_is_read_while_no_other_waits(monkeypatc
     async with world(interval=60.0, timeout=600.0) as (pods, pool):
         pool.keep(KEY, [pods.target("slow", slow)])
         await until(lambda: pool.counts.done == 1)
+
+
+async def test_the_age_of_a_sample_counts_from_the_begin_of_its_scrape():
+    """A page of a slow engine may be as old."""
+    asked = []
+
+    async def slow(writer):
+        asked.append(monotonic())
+        await asyncio.sleep(0.2)
+        writer.write(response())
+
+    async with world(interval=60.0, timeout=60.0) as (pods, pool):
+        pool.keep(KEY, [pods.target("slow", slow)])
+        await until(lambda: pool.counts.done)
+        assert pool.window(KEY).pods["uid-slow"].newest.time <= asked[0]
 
 
 async def test_pods_of_one_service_that_hang_delay_another_service_by_one_scrape():

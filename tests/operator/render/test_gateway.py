@@ -97,8 +97,9 @@ def test_to_put_a_service_behind_the_gateway_is_a_change_of_its_spec_and_no_upgr
     assert pod(make(**BEHIND), GATEWAY) == pod(make(**tuned), GATEWAY)
 
 
-def test_anyone_reaches_engines_behind_the_gateway_unless_it_checks_keys():
-    assert serving_rules(make(**BEHIND)) == serving_rules(make(**CPU))
+def test_the_gateway_reaches_engines_behind_it_and_their_namespace_does_unless_it_checks_keys():
+    (rule,) = serving_rules(make(**BEHIND))
+    assert rule["from"] == [{"podSelector": {}}, GATEWAY_PODS]
     (rule,) = serving_rules(make(**KEYS))
     assert rule["from"] == [GATEWAY_PODS]
     (rule,) = serving_rules(make(**KEYS), replace(GATEWAY, admin_peers=(PROMETHEUS,)))
