@@ -17,6 +17,7 @@ from pathlib import Path
 
 SERVING_MODULES = (
     "accelerate",
+    "cryptography.hazmat.primitives.ciphers.aead",
     "fastapi",
     "grpc.aio",
     "httptools",

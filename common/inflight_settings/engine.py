@@ -75,6 +75,16 @@ class EngineConfig(SchedulingSettings):
         ge=0,
         unit="bytes",
     )
+    disk_space: int = setting(
+        0,
+        "disk space for KV blocks behind the host memory of swap_space, which a restart finds again, as in 100Gi; 0: "
+        "none",
+        ge=0,
+        unit="bytes",
+    )
+    disk_path: str | None = setting(
+        None, "folder for disk_space; engines that share it have a file each", metavar="FOLDER"
+    )
     record: str | None = setting(
         None,
         "write arrivals and scheduling decisions to this file, for `inflight-engine replay FILE`",

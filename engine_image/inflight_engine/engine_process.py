@@ -66,6 +66,7 @@ def load(
         OSError: the file to record to cannot be written.
     """
     # These import torch: seconds, so not before it is needed.
+    from inflight_engine.disk.opening import make_disk
     from inflight_engine.execution.device import device_failed
     from inflight_engine.execution.parallel.ranks import make_runner
 
@@ -83,9 +84,10 @@ def load(
     )
     block_events: list[BlockEvent] | None = [] if config.block_events else None
     scheduler = Scheduler(scheduler_config, make_pool=partial(BlockPool, events=block_events))
+    disk_host = runner.host_cache if config.disk_space and scheduler_config.has_tier else None
     recorder = None
     if config.record is not None:
-        recorder = Recorder.to_file(config.record, scheduler_config, scheduler.is_cached)
+        recorder = Recorder.to_file(config.record, scheduler_config, scheduler.is_cached, info.kv_bytes_per_token)
     on_cpu = info.device == "cpu"
     if not on_cpu:
         reach_kernels(runner, info, capacity)
@@ -101,6 +103,7 @@ def load(
         announce=announce,
         block_events=block_events,
         compiling=CompilingRequests(grammars, wake),
+        make_disk=None if disk_host is None else partial(make_disk, config, info, disk_host, scheduler, wake),
         device_failed=device_failed,
         load_rates=None if info.copy_tokens_per_second is None else LoadRateMeter(info.copy_tokens_per_second),
     )

@@ -391,6 +391,23 @@ BAD = {
         spec(engine={"kvCache": {"swap": 4}}),
         "engine.kvCache.swap must be 0 or a quantity of at least 1Mi, such as 4Gi",
     ),
+    "a disk without host memory before it": (
+        spec(engine={"kvCache": {"disk": {"size": "100Gi"}}}),
+        "engine.kvCache.disk is behind host memory: it needs engine.kvCache.swap, prefixCaching, and another"
+        " scheduling.preemption than recompute",
+    ),
+    "a disk of nothing": (
+        spec(engine={"kvCache": {"swap": "1Gi", "disk": {"size": "0"}}}),
+        "engine.kvCache.disk.size must be a quantity of at least 64Mi, such as 200Gi",
+    ),
+    "a disk for several accelerators": (
+        spec(engine={"kvCache": {"swap": "1Gi", "disk": {"size": "100Gi"}}}, accelerator={"count": 2}),
+        "engine.kvCache.disk is for engines of at most one accelerator",
+    ),
+    "a disk on a volume that is not there": (
+        spec(engine={"kvCache": {"swap": "1Gi", "disk": {"size": "100Gi", "volume": "nvme"}}}),
+        "engine.kvCache.disk.volume must be the name of a volume of template.volumes",
+    ),
     "swapping without memory for it": (
         spec(engine={"scheduling": {"preemption": "swap"}}),
         "engine.scheduling.preemption swap needs host memory: set engine.kvCache.swap, such as 4Gi",
@@ -572,7 +589,8 @@ BAD = {
     ),
     "a mount over the operator's": (
         template(volumeMounts=[{"name": "x", "mountPath": "/etc/inflight/limits"}]),
-        "template.volumeMounts cannot use /tmp, /dev/shm, /models, /etc/inflight, /opt/inflight/vllm: the operator",
+        "template.volumeMounts cannot use /tmp, /dev/shm, /models, /etc/inflight, /opt/inflight/vllm,"
+        " /var/lib/inflight/kv: the operator",
     ),
 }
 

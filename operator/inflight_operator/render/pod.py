@@ -63,7 +63,7 @@ def pod_template(service: InferenceService, settings: Settings) -> Manifest:
             },
             **({"initContainers": list(engine.init_containers)} if engine.init_containers else {}),
             "containers": [_container(engine, settings, volumes)],
-            "volumes": [each.volume for each in volumes],
+            "volumes": [each.volume for each in volumes if each.source is not None],
         },
     }
     return merge_template(pod, service.spec.template)

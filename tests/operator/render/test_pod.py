@@ -122,6 +122,22 @@ def test_memory_for_swapped_requests_comes_on_top_of_what_a_pod_on_cpu_has():
     assert engine(none)["resources"] == engine(make(**CPU))["resources"]
 
 
+def test_a_disk_behind_the_cache_is_a_volume_of_its_size_and_a_margin():
+    service = make(**CPU, engine={"kvCache": {"swap": "1Gi", "disk": {"size": "100Gi"}}})
+    (volume,) = [each for each in pod(service)["spec"]["volumes"] if each["name"] == "inflight-kv"]
+    assert volume["emptyDir"] == {"sizeLimit": str(100 * 2**30 + 64 * 2**20)}
+    mount = {"name": "inflight-kv", "mountPath": "/var/lib/inflight/kv"}
+    assert mount in engine(service)["volumeMounts"]
+
+
+def test_a_disk_behind_the_cache_may_be_a_volume_of_the_template():
+    own = {"name": "nvme", "hostPath": {"path": "/mnt/nvme", "type": "Directory"}}
+    disk = {"size": "100Gi", "volume": "nvme"}
+    service = make(**CPU, engine={"kvCache": {"swap": "1Gi", "disk": disk}}, template={"volumes": [own]})
+    assert [each for each in pod(service)["spec"]["volumes"] if each["name"] in ("nvme", "inflight-kv")] == [own]
+    assert {"name": "nvme", "mountPath": "/var/lib/inflight/kv"} in engine(service)["volumeMounts"]
+
+
 @pytest.mark.parametrize(("count", "swap", "memory"), [(1, 0, "4Gi"), (4, 0, "16Gi"), (2, "1.5Gi", str(19 * 2**29))])
 def test_a_pod_with_accelerators_requests_cpu_and_memory_for_each_so_that_it_is_not_the_first_to_be_evicted(
     count, swap, memory

@@ -80,6 +80,26 @@ class Model(SpecModel):
     )
 
 
+class KVDisk(SpecModel):
+    """Disk behind the host memory of kvCache.swap."""
+
+    size: Annotated[str | int, AfterValidator(readable_quantity), Field(json_schema_extra=INT_OR_STRING)] = Field(
+        description="Disk space in each pod, such as 200Gi. The least recently used blocks make room for others.",
+        json_schema_extra=validation(
+            "type(self) == int ? self >= 67108864 : (isQuantity(self) && !quantity(self).isLessThan(quantity('64Mi')))",
+            "engine.kvCache.disk.size must be a quantity of at least 64Mi, such as 200Gi",
+        ),
+    )
+    volume: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=63,
+        description="Name of a volume of template.volumes that takes the blocks. Pods that share it have a file of this"
+        " size each. Default: an emptyDir of this size, which a restarted container finds again and another pod does"
+        " not.",
+    )
+
+
 class KVCache(SpecModel):
     """Memory for keys and values of requests."""
 
@@ -123,6 +143,11 @@ class KVCache(SpecModel):
                 "engine.kvCache.swap must be 0 or a quantity of at least 1Mi, such as 4Gi",
             ),
         },
+    )
+    disk: KVDisk | None = Field(
+        default=None,
+        description="Disk for KV blocks that the host memory of swap gives up. Blocks are encrypted with a key that is"
+        " derived from the service's admin token. Needs swap, and at most one accelerator.",
     )
     prefix_caching: bool = setting_field(
         "prefix_caching",
@@ -226,6 +251,8 @@ OWN_FLAGS = (
         for part in (Model, StartOptions, KVCache, Scheduling, Tracing, Logs)
         for _, setting in settings_in(part)
     ),
+    "disk-space",
+    "disk-path",
 )
 """Engine flags that the operator sets; extraArgs may not repeat them."""
 

@@ -33,6 +33,7 @@ TYPES_OF_FIELDS: dict[str, tuple[str, ...]] = {
     "engine.kvCache.dtype": _STARTED,
     "engine.kvCache.headroom": _OWN,
     "engine.kvCache.swap": _OWN,
+    "engine.kvCache.disk": _OWN,
     "engine.kvCache.prefixCaching": _STARTED,
     "engine.scheduling.shedAfter": _OWN,
     "engine.scheduling.preemption": _OWN,

@@ -37,16 +37,21 @@ RESTRICTED: Manifest = {
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """A volume of the pod and its mount in the engine's container. Attributes: name: of both."""
+    """A volume of the pod and its mount in the engine's container.
+
+    Attributes:
+        name: of both.
+        source: None: it is one of `template.volumes`.
+    """
 
     name: str
-    source: Manifest
+    source: Manifest | None
     path: str
     read_only: bool = True
 
     @property
     def volume(self) -> Manifest:
-        return {"name": self.name, **self.source}
+        return {"name": self.name, **(self.source or {})}
 
     @property
     def mount(self) -> Manifest:

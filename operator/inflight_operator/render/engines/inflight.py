@@ -14,6 +14,7 @@ from inflight_base.manifest.names import (
     HTTP_PORT_NAME,
 )
 from inflight_base.manifest.units import parse_quantity
+from inflight_operator.api.pods.template import KV_FOLDER
 from inflight_operator.api.resolve import model_argument, served_name, startup_limit_seconds
 from inflight_operator.api.types import InferenceService
 from inflight_operator.render.admin_token import SECRET_FOLDER, TENANT_KEY
@@ -24,6 +25,7 @@ from inflight_operator.render.engines.container import (
     LIMITS_PATH,
     PROPAGATION_SECONDS,
     EngineContainer,
+    Volume,
     hub_environment,
     readiness_probe,
     startup_probe,
@@ -32,6 +34,9 @@ from inflight_operator.render.engines.kv_events import kv_events_flags, kv_event
 from inflight_operator.render.observability import observability_flags, observability_of, trace_environment
 from inflight_operator.render.plan import EngineObservability, Settings
 from inflight_operator.render.service import behind_gateway
+
+KV_MARGIN = 64 << 20
+"""Bytes of the volume behind the KV cache beside its blocks."""
 
 
 def inflight_container(service: InferenceService, settings: Settings) -> EngineContainer:
@@ -50,7 +55,20 @@ def inflight_container(service: InferenceService, settings: Settings) -> EngineC
         },
         resources=engine_resources(service),
         probes=engine_probes(startup_limit_seconds(service.spec)),
+        volumes=_kv_volumes(service),
     )
+
+
+def _kv_volumes(service: InferenceService) -> tuple[Volume, ...]:
+    """The disk behind the KV cache."""
+    disk = service.spec.engine.kv_cache.disk
+    if disk is None:
+        return ()
+    if disk.volume is not None:
+        return (Volume(disk.volume, None, KV_FOLDER, read_only=False),)
+    # The kubelet evicts a pod that exceeds the limit, and file systems count more than the bytes of files.
+    size = int(parse_quantity(disk.size)) + KV_MARGIN
+    return (Volume("inflight-kv", {"emptyDir": {"sizeLimit": str(size)}}, KV_FOLDER, read_only=False),)
 
 
 def engine_command(
