@@ -120,6 +120,8 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
         num_tier_blocks: blocks of host memory whose content can be found.
         num_stored_blocks, num_loaded_blocks, num_failed_loads: blocks copied to host memory and from there since start,
             and those that were damaged there.
+        num_disk_blocks: blocks on the disk.
+        num_disk_stored, num_disk_loaded, num_disk_failed, num_disk_dropped, disk_seconds_per_block: as in `DiskThread`.
         prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache and found there, since start.
         step_seconds: from the moment when the step was planned, or when the step before it was done if that came later,
             until it was done: steps that overlap share no time, so all of them together are the time spent in steps.
@@ -151,6 +153,12 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     num_stored_blocks: int = 0
     num_loaded_blocks: int = 0
     num_failed_loads: int = 0
+    num_disk_blocks: int = 0
+    num_disk_stored: int = 0
+    num_disk_loaded: int = 0
+    num_disk_failed: int = 0
+    num_disk_dropped: int = 0
+    disk_seconds_per_block: float = 0.0
 
     @property
     def work(self) -> StepWork:

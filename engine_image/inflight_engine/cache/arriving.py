@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from inflight_engine.cache.prefix import hash_blocks, root_of, shares_blocks
-from inflight_engine.request import Request
+from inflight_engine.request import Request, TokenIds
 
 BLOCKS_PER_TURN = 8192
 """Blocks that are hashed between two steps: some 6 ms."""
@@ -11,6 +13,14 @@ BLOCKS_PER_TURN = 8192
 REQUEST_BLOCKS, LOOK_UP = 32, 8
 """To take in a request takes about as long as hashing so many blocks, and to look for so many of its own as to hash
 one."""
+
+
+class _Hashed(NamedTuple):
+    """The latest request with hashes of all its blocks; not the request itself, whose grammar would stay."""
+
+    root: bytes
+    prompt_token_ids: TokenIds
+    block_hashes: list[bytes]
 
 
 class ArrivingRequests:
@@ -28,8 +38,7 @@ class ArrivingRequests:
         self._block_size = block_size
         self._waiting: dict[int, Request] = {}
         self._left = BLOCKS_PER_TURN
-        self._before: Request | None = None
-        """The latest request with hashes of all its blocks."""
+        self._before: _Hashed | None = None
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -70,13 +79,13 @@ class ArrivingRequests:
             self._left -= count
         if hashed + count < num_blocks:
             return False
-        self._before = request
+        self._before = _Hashed(root_of(request), request.prompt_token_ids, request.block_hashes)
         return True
 
 
-def _common(request: Request, before: Request, block_size: int) -> list[bytes]:
+def _common(request: Request, before: _Hashed, block_size: int) -> list[bytes]:
     """Return the hashes of the leading blocks that the prompts of two requests have in common."""
-    if root_of(request) != root_of(before):
+    if root_of(request) != before.root:
         return []
     one, other = request.prompt_token_ids, before.prompt_token_ids
     if one is other:

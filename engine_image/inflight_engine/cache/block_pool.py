@@ -152,6 +152,11 @@ class BlockPool:
         found = [self._block_of.get(each, _NO_BLOCK) for each in hashes]
         return np.array([each if each >= 0 and self._has_content[each] else _NO_BLOCK for each in found], np.int32)
 
+    def content(self, block: int) -> bytes | None:
+        """Return the hash of a block's content; None: it cannot be found."""
+        content_hash = self._hash_of[block]  # first: a thread may ask while the block gets other content
+        return content_hash if self._has_content[block] else None
+
     def num_unowned(self, block_ids: BlockIds | Sequence[int]) -> int:
         """Return how many of the blocks have no owner, so that sharing them uses up free ones."""
         return len(block_ids) - int(np.count_nonzero(self._num_owners[np.asarray(block_ids, np.intp)]))

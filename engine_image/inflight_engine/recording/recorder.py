@@ -25,6 +25,8 @@ from inflight_engine.recording.lines import (
     BlocksFilled,
     Cancelled,
     Ended,
+    Fetched,
+    Fetching,
     Header,
     Input,
     LimitsChanged,
@@ -150,6 +152,15 @@ class Recorder:
 
     def prefill_cost(self, cost: CostModel | None) -> None:
         self._write(PrefillCostChanged(cost))
+
+    def fetching(self, number: int, hashes: Sequence[bytes]) -> None:
+        """Blocks begin to come from behind the tier."""
+        if self._sink is not None:
+            self._write(Fetching(number, self._contents.runs(hashes)))
+
+    def fetched(self, number: int, count: int) -> None:
+        """Blocks have come."""
+        self._write(Fetched(number, count))
 
     def time_passed(self, step: int, now: float) -> None:
         """The scheduler was asked for a step, and `now` is its `last_change`."""

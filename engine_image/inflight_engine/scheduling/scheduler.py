@@ -85,7 +85,6 @@ class Scheduler:
         self.config = config
         self.queues = WaitingQueues(config)
         self.running = Running(pool, table, decodes, self.queues, prefix_caching=config.prefix_caching)
-        self.deadlines = Deadlines(config, pool)
         self.offload = Offload(
             HostTier(config.num_host_blocks, config.block_size, pool.events) if config.has_tier else None,
             pool,
@@ -93,6 +92,7 @@ class Scheduler:
             always=config.preemption == "swap",
             cost=lambda: self.deadlines.cost,
         )
+        self.deadlines = Deadlines(config, pool, self.offload)
         self.in_flight = PlansInFlight(self.running, self.offload)
         self.preemptor = Preemptor(config, self.queues, self.running)
         self.admission = Admission(config, self.queues, self.running, self.offload)
@@ -417,5 +417,6 @@ class Scheduler:
         return self.running.pool.usage
 
     def is_cached(self, block_hash: bytes) -> bool:
-        """Return whether the prefix cache, or the tier behind it, can find a block with this content now."""
-        return len(self.running.pool.match([block_hash])) > 0 or self.offload.has(block_hash)
+        """Return whether the prefix cache, or the tier behind it, can find a block with this content now, or once it
+        has come from behind the tier."""
+        return len(self.running.pool.match([block_hash])) > 0 or self.offload.may_have(block_hash)

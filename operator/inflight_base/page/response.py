@@ -36,11 +36,12 @@ class PageResponse:
         deadline: when the response must have ended, on the loop's clock.
         body: what was read of the page; bytes once the response has ended.
         error: why there is no page; None if there is one, and after `cancel`.
-        place: the task that waits for a place or holds it; None for a small page.
+        place: the task that waits for a place, holds it, and takes the page; None for a small page.
+        whole: set to tell it that the page was read.
     """
 
     __slots__ = (
-        *("began", "body", "deadline", "error", "place"),
+        *("began", "body", "deadline", "error", "place", "whole"),
         *("_address", "_call", "_is_large", "_large", "_over", "_pool", "_request"),
     )
 
@@ -57,6 +58,7 @@ class PageResponse:
         self.body: bytes | bytearray = b""
         self.error: Exception | None = None
         self.place: asyncio.Task[None] | None = None
+        self.whole: asyncio.Event | None = None
         self._pool = pool
         self._address = ""
         self._request = b""
@@ -106,8 +108,6 @@ class PageResponse:
     def _end(self) -> None:
         over, self._over = self._over, None
         if over is not None:
-            if self.place is not None:
-                self.place.cancel()
             over(self)
 
     # Called by the connection.

@@ -142,6 +142,11 @@ class Scraper(ABC, Generic[E]):
             ValueError: it is not an engine's page; `failed` is called with it.
         """
 
+    async def scraped_large(self, engine: E, body: bytes, began: float) -> None:
+        """Takes a page of more than `SMALL_PAGE` bytes, with the engine's own names, as `scraped` does. Few are taken
+        at a time."""
+        self.scraped(engine, renamed(body, engine.names), began)
+
     @abstractmethod
     async def failed(self, engine: E, error: Exception, reason: str) -> None:
         """Takes the failure of a scrape. `reason`: the error in words, at most about `MAX_ERROR` characters."""
@@ -189,7 +194,11 @@ class Scraper(ABC, Generic[E]):
         # A late event loop takes answers late that came in time.
         deadline = asyncio.get_running_loop().time() + self._timeout * self._stretch()
         response = PageResponse(
-            self._pool, monotonic(), deadline, partial(self._over, engine, failing), partial(self._hold, engine)
+            self._pool,
+            monotonic(),
+            deadline,
+            partial(self._over, engine, failing),
+            partial(self._hold, engine, failing),
         )
         engine.pending = response
         self._reading.add(response)
@@ -215,31 +224,52 @@ class Scraper(ABC, Generic[E]):
         if self._reading:
             self._look_later()
 
-    def _hold(self, engine: E, response: PageResponse) -> None:
-        """Reads the rest of a large page once it has a place."""
-        response.place = asyncio.create_task(self._held(engine, response), name=f"scrape {engine.key}")
+    def _hold(self, engine: E, failing: bool, response: PageResponse) -> None:
+        """Reads the rest of a large page, and takes the page, once it has a place."""
+        response.whole = asyncio.Event()
+        held = self._held(engine, failing, response, response.whole)
+        response.place = asyncio.create_task(held, name=f"scrape {engine.key}")
 
-    async def _held(self, engine: E, response: PageResponse) -> None:
+    async def _held(self, engine: E, failing: bool, response: PageResponse, whole: asyncio.Event) -> None:
+        error: Exception | None = None
         async with self._large.held(engine.group, response.give_way):
             response.resume()
-            await asyncio.get_running_loop().create_future()  # the end of the response cancels this
+            await whole.wait()  # another end of the response cancels this
+            try:
+                await self.scraped_large(engine, bytes(response.body), response.began)
+            except Exception as problem:
+                error = problem
+        self._taken(engine, error, failing)
 
     def _over(self, engine: E, failing: bool, response: PageResponse) -> None:
         """Takes the end of a response."""
         self._reading.discard(response)
         if response.size:
             engine.page_bytes = response.size
-        error = response.error
+        error, place = response.error, response.place
+        if place is not None and response.whole is not None:
+            if error is None and engine.kept:
+                engine.pending = place
+                place.add_done_callback(lambda task: self._finish(engine, failing) if task.cancelled() else None)
+                response.whole.set()
+                return
+            place.cancel()
         if error is None and engine.kept:
             try:
                 self.scraped(engine, renamed(bytes(response.body), engine.names), response.began)
-                self.counts.done += 1
-                engine.failures = 0
             except Exception as problem:
                 error = problem
-        if error is not None and engine.kept:
+        self._taken(engine, error, failing)
+
+    def _taken(self, engine: E, error: Exception | None, failing: bool) -> None:
+        """Notes the result of a scrape. Args: error: why it has none."""
+        if not engine.kept:
+            self._finish(engine, failing)
+        elif error is not None:
             self._report(engine, error, failing)
         else:
+            self.counts.done += 1
+            engine.failures = 0
             self._finish(engine, failing)
 
     def _report(self, engine: E, error: Exception, failing: bool) -> None:

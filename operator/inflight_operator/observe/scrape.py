@@ -11,6 +11,7 @@ from inflight_base.manifest.keys import ServiceKey
 from inflight_base.page.scraper import Engine, Scraper
 from inflight_operator.observe.history import History
 from inflight_operator.observe.metrics import READER, Sample, parse_metrics
+from inflight_operator.observe.page_process import PageProcess
 from inflight_operator.observe.window import Window
 from inflight_operator.pacing import first_apart
 
@@ -19,7 +20,7 @@ MAX_BACK_OFF = 4
 
 LARGE_PAGE = 2**18
 """Bytes of a page; one of twice as many and more is read in every other interval: a page of 800 kB takes some 12 ms of
-the event loop. Only the samples that are read are asked for, so pages of real engines are much smaller."""
+CPU. Only the samples that are read are asked for, so pages of real engines are much smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,7 @@ class ScrapePool(Scraper[_Pod]):
         )
         self._span = span
         self._queued = queued
+        self._process = PageProcess()
         self._services: dict[ServiceKey, dict[str, _Pod]] = {}
         self._told: dict[ServiceKey, int] = {}
         """Requests in the engines' queues when `queued` was last called, by service; none where the queue is gone."""
@@ -126,6 +128,7 @@ class ScrapePool(Scraper[_Pod]):
         """Stops scraping all services."""
         for key in list(self._services):
             self.forget(key)
+        self._process.close()
         super().close()
 
     def window(self, key: ServiceKey) -> Window:
@@ -139,7 +142,14 @@ class ScrapePool(Scraper[_Pod]):
         return {uid: pod.error for uid, pod in self._services.get(key, {}).items() if pod.error}
 
     def scraped(self, engine: _Pod, body: bytes, began: float) -> None:
-        sample, known = parse_metrics(body.decode(), began), engine.history
+        self._take_sample(engine, parse_metrics(body.decode(), began))
+
+    async def scraped_large(self, engine: _Pod, body: bytes, began: float) -> None:
+        limit = self._timeout * self._stretch()
+        self._take_sample(engine, await self._process.read(body, engine.names, began, limit))
+
+    def _take_sample(self, engine: _Pod, sample: Sample) -> None:
+        known = engine.history
         engine.history = History.of(sample) if known is None else known.with_sample(sample, self._span)
         engine.error = ""
         if known is not None:

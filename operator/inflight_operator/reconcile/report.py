@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
+from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import pod_labels, selector_string
 from inflight_base.manifest.units import format_price, format_seconds
 from inflight_operator.api.resolve import service_url
@@ -50,6 +51,13 @@ MAX_MESSAGE = 2048
 MAX_REASON = 1024
 """Longest reason of a decision, in characters, as the schema of the status has it."""
 
+_NO_VOLUME_TYPE = "must specify a volume type"
+"""The API server's words for a volume of a type that it does not know."""
+
+_NO_IMAGE_VOLUMES = (
+    "; model.source oci:// needs image volumes, which Kubernetes has by default from 1.35 on: use pvc:// here"
+)
+
 _ON_THE_WAY = ("Starting", "Scheduling", "Loading", "Serving", "ScaledToZero", "Idle", "Waking")
 """Transient reasons of Ready."""
 
@@ -84,12 +92,21 @@ def findings_after(name: str, plan: Plan, outcome: Outcome) -> tuple[Finding, ..
     """Returns all conditions of the service called `name`, after execution of the plan."""
     if not outcome.failures:
         return plan.findings
-    findings = stuck(plan.findings, "ApplyFailed", _messages(outcome.failures.values()))
+    why = _messages(outcome.failures.values())
+    if _NO_VOLUME_TYPE in why and any(_has_image_volume(child) for child in plan.children):
+        why += _NO_IMAGE_VOLUMES
+    findings = stuck(plan.findings, "ApplyFailed", why)
     planned = {(child["kind"], child["metadata"]["name"]) for child in plan.children}
     of_pool = outcome.failures.keys() & pool_children(name) & planned
     if not of_pool:
         return findings
     return pool_refused(findings, "ApplyFailed", _messages(outcome.failures[child] for child in of_pool))
+
+
+def _has_image_volume(child: Manifest) -> bool:
+    return child["kind"] == "Deployment" and any(
+        "image" in volume for volume in child["spec"]["template"]["spec"]["volumes"]
+    )
 
 
 def _messages(failures: Iterable[str]) -> str:

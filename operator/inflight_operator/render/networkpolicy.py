@@ -11,8 +11,8 @@ to select, so the admin port of its engines is open, and the serving port of tho
 KV cache events only from the gateway.
 Kubernetes always lets the node reach its own pods, and the kubelet's probes use the serving port.
 
-Egress: only DNS and the trace collector, if any, for models in the image or on a claim. The pod fetches Hugging Face
-models itself, through any mirror or proxy in its environment, so egress stays open for these.
+Egress: only DNS and the trace collector, if any, for models in the image or on a claim. The pod fetches all others
+itself, through any mirror or proxy in its environment, so egress stays open for these.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from inflight_base.manifest.names import (
     OPERATOR_LABELS,
     pod_labels,
 )
+from inflight_operator.api.engine.fields import REMOTE
 from inflight_operator.api.pods.network import peers
 from inflight_operator.api.resolve import engine_type
 from inflight_operator.api.types import InferenceService
@@ -40,9 +41,9 @@ _OWN_NAMESPACE: Manifest = {"podSelector": {}}
 """Peer: the pods of the policy's namespace."""
 
 
-def downloads_model(service: InferenceService) -> bool:
+def fetches_model(service: InferenceService) -> bool:
     """Returns True if the service's pods fetch their model over the network."""
-    return service.spec.model.source.startswith("hf://")
+    return service.spec.model.source.startswith(("hf://", *REMOTE))
 
 
 def network_policy(service: InferenceService, settings: Settings, *, leaving: bool) -> Manifest:
@@ -65,8 +66,8 @@ def network_policy(service: InferenceService, settings: Settings, *, leaving: bo
         **child("networking.k8s.io/v1", "NetworkPolicy", service),
         "spec": {
             "podSelector": {"matchLabels": pod_labels(name)},
-            "policyTypes": ["Ingress"] if downloads_model(service) else ["Ingress", "Egress"],
-            **({"egress": egress} if egress and not downloads_model(service) else {}),
+            "policyTypes": ["Ingress"] if fetches_model(service) else ["Ingress", "Egress"],
+            **({"egress": egress} if egress and not fetches_model(service) else {}),
             "ingress": [
                 *_serving(service, settings, admin.get("from"), gateway),
                 admin,

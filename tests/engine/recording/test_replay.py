@@ -213,7 +213,7 @@ def decisions(plan):
 )
 def test_another_scheduler_is_caught_in_the_first_step_that_it_plans_otherwise(tmp_path, changed, changes):
     path = tmp_path / "run.gz"
-    run = Workload(config(preemption="swap"), seed=7)
+    run = Workload(config(preemption="swap"), seed=1)
     path.write_bytes(run.run(3000))
     events = list(Recording(path).events())
     right, difference = changed(events, configuration=run.config)

@@ -25,6 +25,7 @@ from inflight_settings.limits import Limits
 from tests.engine.scheduling.cache_rules import CacheRules
 from tests.engine.scheduling.model_runner import ModelRunner, ModelSequence
 from tests.engine.scheduling.queue_rules import Known, QueueRules
+from tests.engine.scheduling.tier_rules import TierRules
 
 NOBODY = -1
 """No request's id."""
@@ -139,8 +140,8 @@ class Rules:
             self._cache.unshared.add(request.request_id)
 
     def _latest_start(self, request: Request) -> float:
-        """Arrival + target - its own prefill, without what is cached - its steps with what runs - two full steps of
-        others, a fifth of the target at most."""
+        """Arrival + target - its loads - its own prefill, without what is cached or loaded - its steps with what runs -
+        two full steps of others, a fifth of the target at most."""
         if self.config.policy != "deadline":
             return math.inf
         target = self.queues.targets[request.scheduling.service_class]
@@ -150,14 +151,20 @@ class Rules:
         target += self.config.ttft_per_token * num_tokens
         if cost is None:
             return request.arrival_time + target
-        cached = self._cache.findable(self.runner.sequences[request.request_id].stamps, num_tokens)
+        stamps = self.runner.sequences[request.request_id].stamps
+        cached = self._cache.findable(stamps, num_tokens)
+        size = self.config.block_size
+        loaded = self.tier.leading(stamps[cached + size - 1 : (num_tokens - 1) // size * size : size]) * size
+        loaded = loaded if loaded and self._pays(loaded, cached) else 0
+        loading = loaded / self.rates.copy if self.rates is not None else 0.0
+        cached += loaded
         held = self.runner.num_owned * self.config.block_size
         running, budget = len(self.runner.running), self.limits.max_num_batched_tokens
         step = cost.seconds(StepWork(running, 0, held, 0))
         full = cost.seconds(StepWork(running, max(0, budget - running), held, 0))
         computed = num_tokens - cached
         own = cost.prefill_seconds(computed, cached) + math.ceil(computed / budget) * step
-        return request.arrival_time + target - own - min(2 * full, 0.2 * target)
+        return request.arrival_time + target - loading - own - min(2 * full, 0.2 * target)
 
     def ended(self, request_id: int) -> None:
         known = self.requests.pop(request_id)
@@ -527,6 +534,10 @@ class Rules:
             self.prefix_hits += min(start.num_computed_tokens, start.num_prompt_tokens)
         known.state = RequestState.RUNNING
         assert known.request.state is RequestState.RUNNING, "the state of a running request is wrong"
+
+    @property
+    def tier(self) -> TierRules:
+        return self._cache.tier
 
     def _check_blocks(self, plan: StepPlan) -> None:
         """Who decodes gets blocks first, then who is admitted, in order; who comes later finds what earlier chunks of

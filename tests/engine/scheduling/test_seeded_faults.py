@@ -532,6 +532,16 @@ FAULTS = {
     "what is damaged is loaded again": Fault(
         wrap("offload", "fail", lambda fail, places: None), "host blocks leaked|should be", TIER
     ),
+    "what did not come from the disk is found": Fault(
+        wrap("offload", "fetched", lambda fetched, number, count: fetched(number, 10_000)),
+        "host blocks leaked|should be|do not hold its tokens",
+        TIER,
+    ),
+    "what comes from the disk is held for ever": Fault(
+        wrap("offload._tier", "store", lambda store, places, hashes: None),
+        "host blocks leaked|should be|two contents|come from the disk|gets a place",
+        TIER,
+    ),
     "it loads though computing is cheaper": Fault(
         set_attribute(offload, "loading_is_cheaper", lambda *arguments: True),
         "blocks are loaded, and 0 should be|not what the device lost",
@@ -620,13 +630,17 @@ FAULTS = {
     ),
     "a long prompt has no longer a target": Fault(
         lambda scheduler, patch: patch.setattr(
-            scheduler, "deadlines", Deadlines(replace(scheduler.config, ttft_per_1k_tokens=0.0), scheduler.running.pool)
+            scheduler,
+            "deadlines",
+            Deadlines(replace(scheduler.config, ttft_per_1k_tokens=0.0), scheduler.running.pool, scheduler.offload),
         ),
         "the latest start of a request is wrong",
         DEADLINE | {"ttft_per_1k_tokens": 100.0},
     ),
     "what the prefix cache has is predicted as computed": Fault(
-        lambda scheduler, patch: patch.setattr(scheduler, "deadlines", Deadlines(scheduler.config, BlockPool(16, 2))),
+        lambda scheduler, patch: patch.setattr(
+            scheduler, "deadlines", Deadlines(scheduler.config, BlockPool(16, 2), scheduler.offload)
+        ),
         "the latest start of a request is wrong",
         DEADLINE,
     ),

@@ -15,7 +15,7 @@ from inflight_base.page import response as response_module
 from inflight_base.page import scraper as scraper_module
 from inflight_base.page.response import MAX_BODY
 from inflight_operator.observe import scrape as scrape_module
-from inflight_operator.observe.metrics import READER
+from inflight_operator.observe.metrics import READER, parse_metrics
 from inflight_operator.observe.scrape import ScrapePool, Target
 from inflight_operator.reconcile.reconciler import ReconcilerSettings
 from tests.base.page.pages import engine_page
@@ -362,6 +362,32 @@ async def test_the_age_of_a_sample_counts_from_the_begin_of_its_scrape():
         pool.keep(KEY, [pods.target("slow", slow)])
         await until(lambda: pool.counts.done)
         assert pool.window(KEY).pods["uid-slow"].newest.time <= asked[0]
+
+
+async def test_large_pages_are_read_in_another_process_than_the_event_loops_and_small_ones_in_it(monkeypatch):
+    large, here = PAGE + (b"# " + b"x" * 1000 + b"\n") * 200, []
+
+    def parse(text, time):
+        here.append(len(text))
+        return parse_metrics(text, time)
+
+    async def sends(writer):
+        writer.write(response(large))
+
+    async def wrong(writer):
+        writer.write(response(large.replace(READ.encode(), b"other")))
+
+    monkeypatch.setattr(scrape_module, "parse_metrics", parse)
+    async with world(interval=60.0, timeout=60.0) as (pods, pool):
+        pool.keep(KEY, [pods.target("small"), pods.target("large", sends), pods.target("wrong", wrong)])
+        await until(lambda: pool.counts.done == 2 and pool.errors(KEY))
+        samples = {uid: history.newest for uid, history in pool.window(KEY).pods.items()}
+        assert samples["uid-large"] == replace(samples["uid-small"], time=samples["uid-large"].time)
+        assert pool.errors(KEY) == {
+            "uid-wrong": f"wrong: /wrong/metrics: {READ} is missing: this is not an engine's metrics page"
+        }
+        assert here == [len(PAGE)]
+        assert not pool._large._held
 
 
 async def test_pods_of_one_service_that_hang_delay_another_service_by_one_scrape():

@@ -286,7 +286,8 @@ def test_an_operator_reads_metrics_on_the_serving_port_of_engines_that_have_no_o
 
 
 def test_pods_that_download_their_model_keep_their_way_out():
-    assert child("NetworkPolicy", make(model={"source": "hf://a/b"}))["spec"]["policyTypes"] == ["Ingress"]
+    for source in ("hf://a/b", "s3://a/b", "gs://a/b", "az://a/b", "https://a/b"):
+        assert child("NetworkPolicy", make(model={"source": source}))["spec"]["policyTypes"] == ["Ingress"]
 
 
 @pytest.mark.parametrize(
