@@ -1,4 +1,4 @@
-"""What the key of a store depends on."""
+"""The key of a store, and what it depends on."""
 
 from types import SimpleNamespace
 
