@@ -60,7 +60,7 @@ bench-startup: .venv/kernels.stamp ## From the start of a server until it is rea
 bench-scheduler: .venv/kernels.stamp ## What one iteration of the scheduler costs, by size
 	@$(PY) -m tools.bench.scheduler
 
-bench-tiers: .venv/kernels.stamp ## Conversations that exceed the device's KV cache five times: without and with host memory. ARGS=--help
+bench-tiers: .venv/kernels.stamp ## Conversations that exceed the KV cache five times: device, host memory, disk. ARGS=--help
 	@$(PY) -m tools.bench.tiers $(ARGS)
 
 bench-simulator: .venv/kernels.stamp ## How close a simulation comes to the real engine: 13 minutes on a quiet machine. ARGS=--help

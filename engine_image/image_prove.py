@@ -17,6 +17,7 @@ from pathlib import Path
 
 SERVING_MODULES = (
     "accelerate",
+    "cryptography.hazmat.primitives.ciphers.aead",
     "fastapi",
     "grpc.aio",
     "httptools",
@@ -24,6 +25,7 @@ SERVING_MODULES = (
     "jinja2",
     "llguidance",
     "msgspec",
+    "obstore",
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
     "opentelemetry.sdk.trace",
     "prometheus_client",

@@ -28,6 +28,23 @@ def pytest_collection():
         gc.enable()
 
 
+class Failures:
+    """Names each failure at once: a run of all tests takes twenty minutes, and tells them at its end."""
+
+    def __init__(self, config):
+        self._terminal = config.pluginmanager.get_plugin("terminalreporter")
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed and self._terminal is not None:
+            self._terminal.write_line(f"\nFAILED {report.nodeid}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config):
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Failures(config))
+
+
 def pytest_unconfigure():
     """Libraries that look for leaks at the end find none."""
     gc.unfreeze()

@@ -40,7 +40,7 @@ def signature_of(authorization: str) -> admin_signature.Credentials | None:
     Raises:
         ApiError: as `permit`.
     """
-    token = _configured()
+    token = configured()
     scheme, _, parameters = authorization.partition(" ")
     if scheme.lower() != admin_signature.SCHEME.lower():
         _check_bearer(scheme, parameters, token)
@@ -52,7 +52,7 @@ def signature_of(authorization: str) -> admin_signature.Credentials | None:
 
 def prove(signed: admin_signature.Credentials, method: str, path: str, body: bytes) -> str:
     """Check the signature of a call, and return the proof to answer it with. Raises ApiError as `permit`."""
-    token = _configured()
+    token = configured()
     admin_signature.check_signature(signed, token, method, path, body)
     return admin_signature.proof(token, signed.signature)
 
@@ -68,7 +68,7 @@ def _check_bearer(scheme: str, given: str, token: bytes) -> None:
         )
 
 
-def _configured() -> bytes:
+def configured() -> bytes:
     """The token.
 
     Raises:

@@ -17,8 +17,8 @@ SIGNATURE_HEADER = "X-Inflight-Signature"
 tenant, the request id and, where there is one, the value of `PROGRESS_HEADER`, each on a line. The tenant of a request
 without one is empty."""
 PROGRESS_HEADER = "X-Inflight-Progress"
-"""In a request, `1` asks for progress frames, and lets an answer go on, before new requests; in a response, `1` says
-that it has them."""
+"""In a request, `1` asks for progress frames, and lets an answer go on, where it is signed before new requests; in a
+response, `1` says that it has them."""
 MAX_TENANT_LENGTH = 128
 
 MAX_AGE_S = 300.0
@@ -26,6 +26,8 @@ MAX_AGE_S = 300.0
 
 UNSIGNED = b"none"
 """Content of a key file for requests without signatures: the gateway checks no keys for the service."""
+PROGRESS_KEY_FILE = "{}-progress"
+"""File beside a key file with that content: the key by which the gateway signs continued answers all the same."""
 
 _SIGNATURE = re.compile(rb"v2=([0-9]{1,12}):([0-9a-f]{64}(?:,[0-9a-f]{64}){0,3})")
 
@@ -86,6 +88,9 @@ class Tenants:
         self, *, trusted: bool = False, key_file: Path | None = None, wall: Callable[[], float] = time.time
     ) -> None:
         self._keys = None if key_file is None else TenantKeys(key_file)
+        self._progress_keys = (
+            None if key_file is None else TenantKeys(key_file.with_name(PROGRESS_KEY_FILE.format(key_file.name)))
+        )
         self._wall = wall
         self.known = trusted or key_file is not None
         """Requests can be of different tenants."""
@@ -108,11 +113,24 @@ class Tenants:
                 TENANT_HEADER,
             )
         if keys:
-            lines = [tenant, request_id, *headers.getlist(PROGRESS_HEADER)]
-            self._check(keys, headers.getlist(SIGNATURE_HEADER), "\n".join(lines).encode())
+            self._check(keys, headers, tenant, request_id)
         return tenant
 
-    def _check(self, keys: Sequence[bytes], given: Sequence[str], message: bytes) -> None:
+    def believes_progress(self, headers: HeaderLists, request_id: str) -> bool:
+        """Tell whether a gateway has signed that the request continues an answer. Without a key nobody can: any client
+        may send `PROGRESS_HEADER`. Call it after `of`."""
+        if self._keys is None or self._progress_keys is None:
+            return False
+        try:
+            keys = self._keys.current() or self._progress_keys.current()
+            self._check(keys, headers, "".join(headers.getlist(TENANT_HEADER)), request_id)
+        except ApiError:
+            return False
+        return True
+
+    def _check(self, keys: Sequence[bytes], headers: HeaderLists, tenant: str, request_id: str) -> None:
+        message = "\n".join([tenant, request_id, *headers.getlist(PROGRESS_HEADER)]).encode()
+        given = headers.getlist(SIGNATURE_HEADER)
         found = _SIGNATURE.fullmatch(given[0].encode("latin-1")) if len(given) == 1 else None
         if found is None or not any(
             hmac.compare_digest(hmac.digest(key, found[1] + b"\n" + message, "sha256").hex().encode(), one)

@@ -37,6 +37,10 @@ class Staffing:
     pooled: bool = True
     ordered: bool = True
 
+    def with_service(self, service: float) -> Staffing:
+        """Returns these properties with another `service`; `dataclasses.replace` takes several times as long."""
+        return Staffing(service, self.variation, self.patience, self.servers, self.pooled, self.ordered)
+
 
 def share_late(replicas: int, rate: float, staffing: Staffing) -> float:
     """Share of `rate` requests a second that begin late with so many replicas."""

@@ -23,7 +23,8 @@ class EngineConfig(SchedulingSettings):
     """Configuration of the engine process, made once from flags or a file.
 
     Attributes:
-        model: `builtin://smollm2`, a folder with a Hugging Face model, or a Hugging Face name (also `hf://NAME`).
+        model: `builtin://smollm2`, a folder with a Hugging Face model, a Hugging Face name (also `hf://NAME`), or the
+            URL of a folder in an object store or on an HTTP server.
         block_events: report which blocks can be found by content, and which are lost.
     """
 
@@ -74,6 +75,16 @@ class EngineConfig(SchedulingSettings):
         "host memory for KV blocks that the cache evicts, those of preempted requests too, as in 4Gi; 0: none",
         ge=0,
         unit="bytes",
+    )
+    disk_space: int = setting(
+        0,
+        "disk space for KV blocks behind the host memory of swap_space, which a restart finds again, as in 100Gi; 0: "
+        "none",
+        ge=0,
+        unit="bytes",
+    )
+    disk_path: str | None = setting(
+        None, "folder for disk_space; engines that share it have a file each", metavar="FOLDER"
     )
     record: str | None = setting(
         None,

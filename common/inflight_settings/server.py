@@ -117,7 +117,8 @@ class ServerSettings:
     tenant_key_file: Path | None = setting(
         None,
         "file with the key that signs requests and their header X-Inflight-Tenant: a request is accepted only with a "
-        "valid X-Inflight-Signature; FILE-previous may have the key before. Read again when it changes",
+        "valid X-Inflight-Signature; FILE-previous may have the key before. Read again when it changes. With the word "
+        "none in it signatures are not required, and FILE-progress may have the key that signs continued answers",
     )
     limits_file: Path | None = setting(
         None, "JSON with max_num_seqs, max_num_batched_tokens and revision to start with; need not exist"

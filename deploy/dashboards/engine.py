@@ -157,9 +157,14 @@ DASHBOARD = Dashboard(
                 Query("Preemptions/s", rate("vllm:num_preemptions_total", PODS), style.WAITING),
                 Query(
                     "Blocks in host memory",
-                    f"sum(inflight_tier_blocks{{{PODS}}})",
+                    f'sum(inflight_tier_blocks{{{PODS}, tier="host"}})',
                     style.PROMPT,
                     about="Blocks in host memory: those that left the cache, of such requests and others.",
+                ),
+                Query(
+                    "Loaded from {{tier}}/s",
+                    rate("inflight_tier_hit_blocks_total", PODS, ("tier",)),
+                    about="Blocks per second that requests load, from host memory and from the disk behind it.",
                 ),
                 least_top=style.FEW_PER_SECOND,
             ),

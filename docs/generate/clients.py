@@ -25,6 +25,9 @@ The command fails when a test fails, and also when a test passes that is listed 
 model is small: tests that need a tool call demand one. schemathesis sends generated requests to 34 operations of four
 specifications, in 3 to 5 minutes each way on two cores that other work shares.
 
+llm-comply has 31 tests: 24 pass directly and 25 through the gateway, and 3 are skipped, which it runs only for models
+of other names. openai has 9 tests, anthropic 8, instructor 4, pydantic-ai 4 and openai-agents 3; all pass both ways.
+
 """
 
 _BENCH = """

@@ -17,8 +17,14 @@ from docs.generate.vllm_names import kept
 from inflight_engine.server import http
 
 _NO_ADAPTERS = "LoRA adapters are not supported"
+_NO_CODE = "the engine runs no code of others"
+_NODES = "models over several nodes are not supported"
+_NOT_LOGGED = "prompts and answers are never logged"
 _NOT_STORED = "responses are not stored"
+_OF_FILES = "read from the model's files"
+_REPLICAS = "replicas of the service, which the operator scales"
 _TEXT_ONLY = "models read text only"
+_TLS = "clients outside the cluster reach the gateway with TLS"
 
 REPLACED_ENDPOINTS = {
     "GET /docs": "`/openapi.json`",
@@ -38,22 +44,57 @@ REPLACED_ENDPOINTS = {
 """The setting or endpoint in place of one, or the reason why there is none."""
 
 REPLACED = {
-    "--allowed-local-media-path": "models read text only",
+    **dict.fromkeys(
+        (
+            *("--default-mm-loras", "--enable-lora", "--fully-sharded-loras", "--lora-dtype", "--lora-modules"),
+            *("--lora-target-modules", "--max-cpu-loras", "--max-lora-rank", "--max-loras"),
+        ),
+        _NO_ADAPTERS,
+    ),
+    **dict.fromkeys(
+        (
+            *("--io-processor-plugin", "--logits-processors", "--middleware", "--reasoning-parser-plugin"),
+            *("--scheduler-cls", "--tool-parser-plugin", "--trust-remote-code", "--worker-cls"),
+            "--worker-extension-cls",
+        ),
+        _NO_CODE,
+    ),
+    **dict.fromkeys(("--headless", "--master-addr", "--master-port", "--nnodes", "--node-rank"), _NODES),
+    **dict.fromkeys(("--enable-log-deltas", "--enable-log-outputs", "--max-log-len"), _NOT_LOGGED),
+    **dict.fromkeys(
+        ("--config-format", "--load-format", "--quantization-config", "--tokenizer", "--tokenizer-mode"), _OF_FILES
+    ),
+    **dict.fromkeys(("--api-server-count", "--data-parallel-size", "--data-parallel-size-local"), _REPLICAS),
+    **dict.fromkeys(
+        (
+            *("--allowed-local-media-path", "--allowed-media-domains", "--interleave-mm-strings"),
+            *("--language-model-only", "--limit-mm-per-prompt", "--media-io-kwargs", "--mm-encoder-only"),
+            *("--mm-processor-cache-gb", "--mm-processor-kwargs", "--skip-mm-profiling"),
+        ),
+        _TEXT_ONLY,
+    ),
+    **dict.fromkeys(("--ssl-ca-certs", "--ssl-cert-reqs", "--ssl-certfile", "--ssl-ciphers", "--ssl-keyfile"), _TLS),
     "--async-scheduling": "always so; `--no-async-scheduling` turns it off",
-    "--data-parallel-size": "replicas of the service, which the operator scales",
+    "--code-revision": "`--revision`",
+    "--compilation-config": "nothing to choose; `--enforce-eager` disables CUDA graphs",
+    "--default-chat-template-kwargs": "`chat_template_kwargs` of requests, or a template in `--chat-template`",
     "--disable-fastapi-docs": "there are no pages; `/openapi.json` has the schema",
+    "--disable-log-stats": "statistics are metrics, and no lines of the log",
     "--disable-uvicorn-access-log": "off unless `--enable-access-log` is set",
     "--distributed-executor-backend": "nothing to choose",
     "--download-dir": "environment variable `HF_HOME`",
     "--enable-auto-tool-choice": "always so",
     "--enable-chunked-prefill": "always so",
-    "--enable-log-requests": "`--log-level debug`; prompts and answers are never logged",
+    "--enable-log-requests": f"`--enable-access-log`; {_NOT_LOGGED}",
     "--enable-prefix-caching": "always so; `--no-prefix-caching` turns it off",
     "--enable-prompt-tokens-details": "always so",
     "--enable-request-id-headers": "always so",
+    "--enable-server-load-tracking": "always so; `GET /load`",
+    "--grpc": "`--grpc-port`",
     "--hf-token": "environment variable `HF_TOKEN`",
     "--kv-cache-memory-bytes": "`--kv-cache-memory`",
     "--kv-offloading-size": "`--swap-space`",
+    "--log-config-file": "`--log-format` and `--log-level`",
     "--max-logprobs": "20",
     "--max-num-queued-reqs": "`--max-queued-requests`",
     "--max-num-queued-tokens": "`--max-queued-tokens`",
@@ -61,21 +102,30 @@ REPLACED = {
     "--num-gpu-blocks-override": "`--num-kv-blocks`",
     "--override-generation-config": "`--generation-config FOLDER`",
     "--pipeline-parallel-size": "not supported",
-    "--quantization-config": "read from the checkpoint",
     "--shutdown-timeout": "`--drain-timeout`",
+    "--speculative-config": "not supported",
+    "--sse-keep-alive-interval": "always so, every 15 s",
     "--structured-outputs-config": "nothing to choose: llguidance",
-    "--tokenizer": "the model's own",
-    "--trust-remote-code": "code of models never runs",
+    "--tokenizer-revision": "`--revision`",
+    "--trust-request-chat-template": "templates of requests are refused",
+    "--uvicorn-log-level": "`--log-level`",
     "--watermark": "`--kv-headroom`",
 }
 """The setting in place of a flag, or the reason why there is none."""
 
 DIFFERENT = {
+    "--api-key": "`INFLIGHT_API_KEY` in place of the variable `VLLM_API_KEY`",
+    "--attention-backend": "names of this engine's backends",
+    "--chat-template": "a file only",
     "--dtype": "`auto`, `float32`, `bfloat16` or `float16`",
     "--generation-config": "`none` in place of `vllm`",
+    "--grpc-port": "port of vLLM's `--grpc`, beside HTTP",
     "--kv-cache-dtype": "`auto` or `fp8`",
     "--quantization": "formats of checkpoints are read from them; `int8` and `int4` quantize on a CPU",
+    "--reasoning-parser": f"[formats](inflight-engine.md) of this engine; `auto`, the default: {_OF_FILES}",
     "--scheduling-policy": "`fcfs` and `priority`, and others",
+    "--seed": "another one at each start, unless it is set; in vLLM 0",
+    "--tool-call-parser": "as `--reasoning-parser`",
 }
 """Remarks on flags whose values differ."""
 
@@ -120,7 +170,7 @@ Refused without one:
 
 _SWITCHES = """
 So are the other forms of switches (`--no-` and `--disable-` before what they turn on), except `--no-async-scheduling`,
-and short forms.
+short forms, and names with underscores, such as `--max_model_len`.
 """
 
 

@@ -22,6 +22,8 @@ from pinned versions and caches; no suite asks another server.
 
 Tests that are known not to pass are in e2e/clients/suites.py, with the reasons. One of them that passes is a fault."""
 
+_LOGS = "keep reports, outputs and logs of the servers in this folder, which is new or empty"
+
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
@@ -35,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     names = ",".join(each.name for each in SUITES)
     line.add_argument("--only", type=_suites, default=SUITES, metavar="SUITES", help=f"some of {names}")
     line.add_argument("--ways", choices=("both", *WAYS), default="both", help="default both")
-    line.add_argument("--logs", type=Path, metavar="FOLDER", help="keep reports, outputs and logs of the servers there")
+    line.add_argument("--logs", type=Path, metavar="FOLDER", help=_LOGS)
     line.add_argument("--lock", action="store_true", help="only resolve the requirements of the suites again")
     return line
 
@@ -84,7 +86,7 @@ def main() -> int:
     """Exit code: see `parser`."""
     options = parser().parse_args()
     exit_on_signals()
-    return exit_code(lambda: run(options), RuntimeError, subprocess.CalledProcessError)
+    return exit_code(lambda: run(options), OSError, RuntimeError, subprocess.CalledProcessError)
 
 
 if __name__ == "__main__":

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from e2e.clients.suites import PYTEST, Suite
 
 _UV = str(Path(sys.executable).with_name("uv"))
 
-_QUIET = {
+VARIABLES = {
     # No suite asks another server than ours.
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
     "LANGSMITH_TRACING": "false",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "OPENAI_AGENTS_DISABLE_TRACING": "1",
+    # This process' Python is not the suite's.
+    "PYTHONPATH": "",
+    "VIRTUAL_ENV": "",
 }
-_OURS = ("PYTHONPATH", "VIRTUAL_ENV")
-
-
-def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables of a suite's processes: those of this process without its Python's, and `variables`."""
-    own = {name: value for name, value in os.environ.items() if name not in _OURS}
-    return {**own, **_QUIET, **variables}
+"""Variables of a suite's processes."""
 
 
 def command(suite: Suite, *arguments: str) -> list[str]:

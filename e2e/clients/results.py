@@ -32,7 +32,7 @@ class Results:
         return [
             *(f"{test}: {why.splitlines()[0]}" for test, why in self.failed.items()),
             *(f"{test} passed: its exception is needless" for test in self.needless),
-            *([] if self.passed or self.failed or self.skipped else ["no test ran"]),
+            *([] if self.passed or self.failed or self.known else ["no test ran"]),
         ]
 
     def __str__(self) -> str:

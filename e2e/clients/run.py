@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from e2e.clients.environment import command, environment
+from e2e.clients.environment import VARIABLES, command
 from e2e.clients.results import Results, read
 from e2e.clients.suites import DIRECT, FOLDER, GATEWAY, Suite
 from inflight_engine.models.checkpoints.source import resolve
 from inflight_engine.models.tokens.tokenizer import load_tokenizer
 from tools.bench.gateway.stack import gateways
 from tools.measure import served
-from tools.measure.served import free_port, log_end, served_engine
+from tools.measure.served import free_port, log_end, process, served_engine
 
 MODEL = "smollm2"
 GRPC = "grpc"
@@ -27,6 +27,8 @@ GENERATION = {"temperature": 0.0, "max_new_tokens": 512}
 
 _FLAGS = ("--served-model-name", MODEL, "--tool-call-parser", "hermes", "--dtype", "float32")
 _PYTEST = ("--config-file=/dev/null", "--import-mode=importlib", "-p", "no:cacheprovider", "-q", "--tb=short")
+_WHOLE = (0, 1)
+"""Exit codes of pytest after all tests: all passed, some failed."""
 _TOKENIZER = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}
 
 
@@ -41,7 +43,11 @@ def write_tokenizer(folder: Path) -> None:
 def servers(folder: Path) -> Iterator[dict[str, str]]:
     """An engine and a gateway in front of it. Yields the address by way, and that of `GRPC`.
 
+    Args:
+        folder: for their files; new or empty.
+
     Raises:
+        FileExistsError: another run's files are there.
         RuntimeError: a process did not become ready; the message has the end of its log.
     """
     defaults = folder / "generation"
@@ -64,7 +70,7 @@ def run(suite: Suite, way: str, urls: Mapping[str, str], folder: Path) -> Result
         urls: of `servers`. The engine has the specification, on every way.
 
     Raises:
-        ValueError: the suite left no report; the message has the end of its output.
+        ValueError: the suite took too long, left no report or half of one; the message has the end of its output.
     """
     folder.mkdir(parents=True, exist_ok=True)
     report, log = folder / f"{suite.name}.xml", folder / f"{suite.name}.log"
@@ -73,23 +79,19 @@ def run(suite: Suite, way: str, urls: Mapping[str, str], folder: Path) -> Result
     write_tokenizer(folder / "tokenizer")
     places = {"INFLIGHT_URL": urls[way], "INFLIGHT_ENGINE": urls[DIRECT], "INFLIGHT_GRPC": urls[GRPC]}
     places["INFLIGHT_TOKENIZER"] = str(folder / "tokenizer")
-    with log.open("wb") as output:
+    variables = {**VARIABLES, **places, "INFLIGHT_MODEL": MODEL}
+    with process(log, command(suite, *tests, str(suite.tests)), variables, folder) as running:
         try:
-            subprocess.run(
-                command(suite, *tests, str(suite.tests)),
-                check=False,
-                cwd=folder,
-                env=environment({**places, "INFLIGHT_MODEL": MODEL}),
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=SUITE_SECONDS,
-            )
+            code = running.wait(SUITE_SECONDS)
         except subprocess.TimeoutExpired:
             raise ValueError(f"{suite.name} took longer than {SUITE_SECONDS} s: {log_end(log)}") from None
     try:
-        return read(report, suite, way)
+        results = read(report, suite, way)
     except ValueError as error:
         raise ValueError(f"{error}: {log_end(log, 5)}") from None
+    if code not in _WHOLE and not results.faults():
+        raise ValueError(f"{suite.name} ended early, with exit code {code}: {log_end(log, 5)}")
+    return results
 
 
 def run_all(

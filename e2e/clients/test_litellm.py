@@ -4,7 +4,6 @@ structured output, embeddings and errors, with OpenAI's SDK as the proxy's clien
 import json
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import sys
@@ -52,7 +51,6 @@ def proxy(url, model, tmp_path_factory):
             [*program, "--host", "127.0.0.1", "--port", str(port)],
             stdout=log,
             stderr=subprocess.STDOUT,
-            process_group=0,
             env={**os.environ, "LITELLM_MASTER_KEY": KEY},
         )
     try:
@@ -60,9 +58,8 @@ def proxy(url, model, tmp_path_factory):
         wait_ready(f"{address}/health/liveliness", running, folder / "log")
         yield address
     finally:
-        if running.poll() is None:
-            os.killpg(running.pid, signal.SIGKILL)
-            running.wait()
+        running.kill()
+        running.wait()
 
 
 def wait_ready(url, running, log):

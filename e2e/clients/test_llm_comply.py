@@ -7,7 +7,11 @@ from llm_comply import ComplianceConfig, SpecLoader, TestRunner, TestStatus
 from llm_comply.tests import get_tests
 
 TestRunner.__test__ = False
-SPECS = {"openai-chat": "openai_chat.json", "anthropic": "anthropic.json"}
+SPECS = {
+    "openai-chat": "openai_chat.json",
+    "open-responses": "openresponses.json",
+    "anthropic": "anthropic.json",
+}
 CASES = [(form, case) for form in SPECS for case in get_tests(form)]
 
 

@@ -5,7 +5,6 @@ import asyncio
 import contextlib
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -35,7 +34,7 @@ def router(worker, model, folder):
     command += ["--worker-urls", worker, "--worker-startup-check-interval", "1"]
     command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
     with (folder / "smg.log").open("wb") as log:
-        running = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, process_group=0)
+        running = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     try:
         address = f"http://127.0.0.1:{port}/v1"
         client = openai.OpenAI(base_url=address, api_key="none", max_retries=0)
@@ -50,7 +49,7 @@ def router(worker, model, folder):
                 time.sleep(0.2)
         yield address
     finally:
-        os.killpg(running.pid, signal.SIGKILL)
+        running.kill()
         running.wait()
 
 

@@ -15,6 +15,9 @@ DEVICE = "GPU"
 HOST = "CPU"
 """Medium of the tier in host memory, as vLLM names it."""
 
+DISK = "DISK"
+"""Medium of the tier on a disk."""
+
 
 class BlocksStored(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Consecutive blocks of a sequence can be found from now on.

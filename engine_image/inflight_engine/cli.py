@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from importlib.metadata import version
+from tempfile import gettempdir
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -31,12 +34,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Until the server has its own handlers. As a container's first process, one without a handler would not end at all.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)
+    # Where the processes of this server keep a remote model's small files, so that they read one version.
+    os.environ["INFLIGHT_MODEL_FILES"] = f"{gettempdir()}/inflight-model-{os.getpid()}-{time.time_ns()}"
     # What the engine process imports takes longer than all that is done here, so it starts before anything is read.
     process = EngineProcess()
     try:
         return _run(arguments, process)
     finally:
         process.kill()
+        _remove_model_files()
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -128,8 +134,13 @@ def serve(config: ServerConfig, process: EngineProcess) -> int:
     status = 0 if failure is None else _failed(config, failure)
     sys.stdout.flush()
     sys.stderr.flush()
+    _remove_model_files()
     # Not sys.exit: it would wait for threads of libraries that still download a model.
     os._exit(status)
+
+
+def _remove_model_files() -> None:
+    shutil.rmtree(os.environ["INFLIGHT_MODEL_FILES"], ignore_errors=True)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -13,6 +13,8 @@ import numpy as np
 from inflight_cost.model import StepWork
 from inflight_engine import logs
 from inflight_engine.block_events import BlockEvent
+from inflight_engine.cache.arriving import ArrivingRequests
+from inflight_engine.disk.loads import DiskLoads
 from inflight_engine.grammars.waiting import CompilingRequests
 from inflight_engine.load_rates import LoadRateMeter
 from inflight_engine.measurements import Measurements
@@ -34,7 +36,7 @@ from inflight_engine.messages import (
     StepReport,
 )
 from inflight_engine.recording.recorder import Recorder
-from inflight_engine.request import FinishReason, Request
+from inflight_engine.request import NO_TOKENS, FinishReason, Request
 from inflight_engine.scheduler_inputs import SchedulerInputs
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.scheduler import Scheduler
@@ -84,6 +86,7 @@ class Engine:
         announce: called before a step that may take long is computed, and before one with starts to be announced.
         block_events: the records of the scheduler's block pool; None: it makes none.
         compiling: compiles the grammars of requests; None: no request has one.
+        make_disk: makes the tier on a disk, of the inputs of the scheduler; None: there is none.
         device_failed: whether no further step can succeed after this error.
         clock: monotonic seconds.
     """
@@ -99,6 +102,7 @@ class Engine:
         announce: Callable[[LongStep | Starting], None] = lambda step: None,
         block_events: list[BlockEvent] | None = None,
         compiling: CompilingRequests | None = None,
+        make_disk: Callable[[SchedulerInputs], DiskLoads] | None = None,
         device_failed: Callable[[Exception], bool] = lambda error: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -111,8 +115,16 @@ class Engine:
         self._announce = announce
         self._block_events = block_events
         self._compiling = compiling
+        config = scheduler.config
+        self._arriving = ArrivingRequests(config.block_size if config.prefix_caching else None)
+        self._disk = None
+        if make_disk is not None:
+            self._disk = make_disk(self._inputs)
+            self._reports.disk = self._disk.thread
         self._device_failed = device_failed
         self._clock = clock
+        self._prompt = NO_TOKENS
+        """The prompt of the latest `AddRequest`."""
         self._to_announce: set[int] = set()
         """Requests whose start is announced."""
         self._ended: list[Finished] = []
@@ -128,7 +140,9 @@ class Engine:
         """Something to compute, or something to report."""
         if self._compiling is not None and self._compiling.ready:
             return True
-        return self._scheduler.has_work or self._in_flight is not None or bool(self._ended)
+        if self._disk is not None and self._disk.ready:
+            return True
+        return self._scheduler.has_work or self._in_flight is not None or bool(self._ended or self._arriving)
 
     def handle(self, message: AddRequest | CancelRequest | Configure | StepCost | FlushRecord) -> FromEngine | None:
         """Take in one message between two steps; returns the answer it has, if any."""
@@ -153,6 +167,10 @@ class Engine:
         where the runner looks ahead. Call it only when there is work."""
         if self._compiling is not None and self._compiling.ready:
             self._add_compiled(self._compiling)
+        self._arriving.begin_turn()
+        self._add_arrived()
+        if self._disk is not None:
+            self._take_loaded(self._disk)
         step = self._in_flight or self._launch()
         self._in_flight = None
         if step is None:
@@ -160,10 +178,15 @@ class Engine:
         ahead = self._runner.lookahead and step.error is None
         if ahead:
             self._in_flight = self._launch()
-        return self._take_in(step, ahead=ahead)
+        report = self._take_in(step, ahead=ahead)
+        if self._disk is not None:
+            self._disk.send()
+        return report
 
     def blocks_changed(self) -> BlocksChanged | None:
         """Return what happened to the prefix cache since the last call, if anything did."""
+        if self._disk is not None and self._block_events is not None:
+            self._block_events += self._disk.thread.take_events()
         if not self._block_events:
             return None
         changed = BlocksChanged(self._block_events.copy())
@@ -181,7 +204,9 @@ class Engine:
             self._recorder.flush()
 
     def close(self) -> None:
-        """End the recording. Nothing may be done afterwards."""
+        """End the recording, and let go of the disk. Nothing may be done afterwards."""
+        if self._disk is not None:
+            self._disk.thread.close()
         if self._recorder is not None:
             self._recorder.close()
 
@@ -307,9 +332,11 @@ class Engine:
         return ended
 
     def _add(self, message: AddRequest) -> None:
+        if message.prompt_token_ids is not None:
+            self._prompt = np.frombuffer(message.prompt_token_ids, np.int32)
         request = Request(
             request_id=message.request_id,
-            prompt_token_ids=np.frombuffer(message.prompt_token_ids, np.int32),
+            prompt_token_ids=self._prompt,
             sampling=message.sampling,
             arrival_time=message.arrival_time,
             scheduling=message.scheduling,
@@ -323,6 +350,12 @@ class Engine:
         else:
             self._queue(request)
 
+    def _take_loaded(self, disk: DiskLoads) -> None:
+        if self._in_flight is None:
+            disk.send()
+        for request in disk.take():
+            self._admit(request)
+
     def _add_compiled(self, compiling: CompilingRequests) -> None:
         for request, complete, error in compiling.take():
             if complete or error:
@@ -332,6 +365,15 @@ class Engine:
                 self._queue(request)
 
     def _queue(self, request: Request) -> None:
+        self._arriving.put(request)
+        self._add_arrived()
+
+    def _add_arrived(self) -> None:
+        for request in self._arriving.take():
+            if self._disk is None or not self._disk.put(request):
+                self._admit(request)
+
+    def _admit(self, request: Request) -> None:
         try:
             self._inputs.add(request)
         except ValueError:
@@ -349,8 +391,11 @@ class Engine:
 
     def _cancel(self, request_id: int, reason: FinishReason) -> bool:
         self._to_announce.discard(request_id)
-        compiled = self._compiling is not None and self._compiling.cancel(request_id)
-        return compiled or self._inputs.cancel(request_id, reason)
+        if self._compiling is not None and self._compiling.cancel(request_id):
+            return True
+        if self._disk is not None and self._disk.cancel(request_id):
+            return True
+        return self._arriving.cancel(request_id) or self._inputs.cancel(request_id, reason)
 
 
 def _end_of_text(request_id: int, refusal: str) -> Finished:

@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 
 import msgspec
@@ -29,6 +30,7 @@ from inflight_engine.grammars.compiled import Grammars
 from inflight_engine.grammars.waiting import CompilingRequests
 from inflight_engine.load_rates import LoadRateMeter
 from inflight_engine.messages import EngineFailed, EngineReady, LongStep, Shutdown, Starting
+from inflight_engine.models.checkpoints.source import is_remote
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.scheduler import Scheduler
@@ -66,6 +68,7 @@ def load(
         OSError: the file to record to cannot be written.
     """
     # These import torch: seconds, so not before it is needed.
+    from inflight_engine.disk.opening import make_disk
     from inflight_engine.execution.device import device_failed
     from inflight_engine.execution.parallel.ranks import make_runner
 
@@ -83,9 +86,10 @@ def load(
     )
     block_events: list[BlockEvent] | None = [] if config.block_events else None
     scheduler = Scheduler(scheduler_config, make_pool=partial(BlockPool, events=block_events))
+    disk_host = runner.host_cache if config.disk_space and scheduler_config.has_tier else None
     recorder = None
     if config.record is not None:
-        recorder = Recorder.to_file(config.record, scheduler_config, scheduler.is_cached)
+        recorder = Recorder.to_file(config.record, scheduler_config, scheduler.is_cached, info.kv_bytes_per_token)
     on_cpu = info.device == "cpu"
     if not on_cpu:
         reach_kernels(runner, info, capacity)
@@ -101,6 +105,7 @@ def load(
         announce=announce,
         block_events=block_events,
         compiling=CompilingRequests(grammars, wake),
+        make_disk=None if disk_host is None else partial(make_disk, config, info, disk_host, scheduler, wake),
         device_failed=device_failed,
         load_rates=None if info.copy_tokens_per_second is None else LoadRateMeter(info.copy_tokens_per_second),
     )
@@ -149,12 +154,10 @@ def start(channel: EngineChannel) -> Engine | None:
     gc.disable()  # In the next seconds a million objects are made, and hardly one is garbage.
     what = "the engine"
     try:
+        received = _receive_in_thread()
         import inflight_engine.execution.build  # noqa: F401  Takes longest, so not after the configuration has come.
 
-        text = sys.stdin.buffer.read()
-        if not text:
-            raise ChannelClosedError("the API process is gone")
-        config = msgspec.json.decode(text, type=EngineConfig)
+        config = received.result()
         logs.configure(config.log_format, config.log_level, process="engine")
         what = f"model {config.model}"
         placement = placing.here(config.num_threads)
@@ -176,12 +179,43 @@ def start(channel: EngineChannel) -> Engine | None:
     return engine
 
 
+def _receive_in_thread() -> Future[EngineConfig]:
+    """Read the configuration from standard input. The weights of a remote model begin to come before this is done.
+
+    Raises, by the result:
+        ChannelClosedError: the API process is gone.
+        ModelSourceError: the remote model cannot be read.
+    """
+    received: Future[EngineConfig] = Future()
+
+    def receive() -> None:
+        try:
+            text = sys.stdin.buffer.read()
+            if not text:
+                raise ChannelClosedError("the API process is gone")
+            config = msgspec.json.decode(text, type=EngineConfig)
+            if config.tensor_parallel_size == 1 and is_remote(config.model):
+                from inflight_engine.models.remote.reading import read_early
+
+                read_early(config.model)
+            received.set_result(config)
+        except BaseException as error:
+            received.set_exception(error)
+
+    threading.Thread(target=receive, name="receive", daemon=True).start()
+    return received
+
+
 def main() -> int:
     """Exit 0 after shutdown or when the API process is gone, 1 when the engine cannot go on."""
     let_threads_sleep()
     let_segments_grow()
     logs.hold()
-    sock = socket.socket(fileno=int(sys.argv[1]))
+    with socket.socket(fileno=int(sys.argv[1])) as sock:
+        return _run(sock)
+
+
+def _run(sock: socket.socket) -> int:
     channel, started = EngineChannel(sock), threading.Event()
     threading.Thread(target=_leave_if_alone, args=[sock, started], daemon=True).start()
     try:

@@ -20,13 +20,13 @@ from inflight_settings.limits import Limits, LimitsInForce
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag=True):
-    """`prompt_token_ids`: int32 little-endian bytes. `arrival_time`: seconds, system-wide monotonic clock.
-    `announce_start`: its start is announced by `Starting`.
-    `external_id`: the client's id of the request (X-Request-Id), for log lines. `output_token_ids`: of a continued
-    request, the tokens that it has, as `prompt_token_ids`. The rest as in `Request`."""
+    """`prompt_token_ids`: int32 little-endian bytes; None: those of the `AddRequest` before. `arrival_time`: seconds,
+    system-wide monotonic clock. `announce_start`: its start is announced by `Starting`. `external_id`: the client's id
+    of the request (X-Request-Id), for log lines. `output_token_ids`: of a continued request, the tokens that it has, as
+    bytes too. The rest as in `Request`."""
 
     request_id: int
-    prompt_token_ids: bytes
+    prompt_token_ids: bytes | None
     sampling: SamplingParams
     arrival_time: float
     scheduling: Scheduling = Scheduling()
@@ -120,6 +120,8 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
         num_tier_blocks: blocks of host memory whose content can be found.
         num_stored_blocks, num_loaded_blocks, num_failed_loads: blocks copied to host memory and from there since start,
             and those that were damaged there.
+        num_disk_blocks: blocks on the disk.
+        num_disk_stored, num_disk_loaded, num_disk_failed, num_disk_dropped, disk_seconds_per_block: as in `DiskThread`.
         prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache and found there, since start.
         step_seconds: from the moment when the step was planned, or when the step before it was done if that came later,
             until it was done: steps that overlap share no time, so all of them together are the time spent in steps.
@@ -151,6 +153,12 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     num_stored_blocks: int = 0
     num_loaded_blocks: int = 0
     num_failed_loads: int = 0
+    num_disk_blocks: int = 0
+    num_disk_stored: int = 0
+    num_disk_loaded: int = 0
+    num_disk_failed: int = 0
+    num_disk_dropped: int = 0
+    disk_seconds_per_block: float = 0.0
 
     @property
     def work(self) -> StepWork:

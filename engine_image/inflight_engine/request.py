@@ -159,6 +159,8 @@ class Scheduling:
         tenant: owner of the request, for the `fair` policy; tenants never share cached prefixes.
         cache_salt: only requests with equal salts (and tenants) share cached prefixes.
         predicted_tokens: output tokens that it is expected to generate, for the `sjf` policy; None: `max_tokens`.
+        resumes: where it comes with tokens, it goes before new requests of its class, and its class is not charged for
+            what its prefill computes. False: it waits and is charged as a new one.
     """
 
     service_class: str = DEFAULT_CLASS
@@ -166,6 +168,7 @@ class Scheduling:
     tenant: str = ""
     cache_salt: str = ""
     predicted_tokens: int | None = None
+    resumes: bool = True
 
 
 @dataclass(slots=True, eq=False)
@@ -210,6 +213,13 @@ class Request:
     def num_tokens(self) -> int:
         """Number of known tokens, while it has no slot."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def token_ids(self) -> TokenIds:
+        """Known tokens, prompt and output, while it is not decoding: int32 [num_tokens]."""
+        if not len(self.output_token_ids):
+            return self.prompt_token_ids
+        return np.concatenate([self.prompt_token_ids, self.output_token_ids])
 
     @property
     def max_total_tokens(self) -> int:

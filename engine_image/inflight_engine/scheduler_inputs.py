@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from inflight_cost.model import CostModel
+from inflight_engine.cache.block_pool import BlockIds
 from inflight_engine.cache.loading import LoadRates
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.request import FinishReason, Request
@@ -45,6 +48,19 @@ class SchedulerInputs:
             self.limits, self._scheduler.limits = limits, limits.limits
             if self._recorder is not None:
                 self._recorder.limits(limits)
+
+    def fetch(self, number: int, hashes: Sequence[bytes]) -> tuple[list[int], BlockIds]:
+        """See `Offload.fetch`."""
+        fetch = self._scheduler.offload.fetch(number, hashes)
+        if self._recorder is not None:
+            self._recorder.fetching(number, hashes)
+        return fetch
+
+    def fetched(self, number: int, count: int) -> None:
+        """See `Offload.fetched`."""
+        self._scheduler.offload.fetched(number, count)
+        if self._recorder is not None:
+            self._recorder.fetched(number, count)
 
     def set_rates(self, rates: LoadRates) -> None:
         self._scheduler.offload.rates = rates

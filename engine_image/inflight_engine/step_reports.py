@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from typing import Any
 
 import numpy as np
 
 from inflight_cost.model import StepWork
+from inflight_engine.disk.thread import DiskThread
 from inflight_engine.messages import Admission, Finished, StepReport, StepStats
 from inflight_engine.output import StepOutput
 from inflight_engine.request import ForcedRun, Request
@@ -21,10 +23,12 @@ class StepReports:
 
     Attributes:
         num_out_of_memory: as in `StepStats`; the engine counts.
+        disk: None: there is none.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.num_out_of_memory = 0
+        self.disk: DiskThread | None = None
         self._scheduler = scheduler
         self._slots: Slots | None = None
         self._slots_bytes = b""
@@ -100,7 +104,19 @@ class StepReports:
             num_stored_blocks=scheduler.offload.num_stored,
             num_loaded_blocks=scheduler.offload.num_loaded,
             num_failed_loads=scheduler.offload.num_failed,
+            **({} if self.disk is None else _disk_stats(self.disk)),
         )
+
+
+def _disk_stats(disk: DiskThread) -> dict[str, Any]:
+    return {
+        "num_disk_blocks": disk.usage(),
+        "num_disk_stored": disk.num_stored,
+        "num_disk_loaded": disk.num_loaded,
+        "num_disk_failed": disk.num_failed,
+        "num_disk_dropped": disk.num_dropped,
+        "disk_seconds_per_block": disk.seconds_per_block,
+    }
 
 
 def _preempted(plan: StepPlan) -> list[int]:

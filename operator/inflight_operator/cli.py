@@ -220,7 +220,7 @@ def build_parser() -> argparse.ArgumentParser:
         default=(),
         metavar="JSON",
         help="list of NetworkPolicyPeers that may connect to the serving port of services without"
-        " spec.networkPolicy.from (default: all may)",
+        " spec.networkPolicy.from (default: the pods of their namespace may)",
     )
     run.add_argument(
         "--engine-upgrade",

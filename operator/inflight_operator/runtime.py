@@ -75,7 +75,8 @@ class Options:
         engine_pull_policy: pull policy of all engine pods; empty takes the default of Kubernetes.
         interval: seconds between two rounds of a service, and between two scrapes of a pod.
         admin_peers: NetworkPolicyPeers that may reach the engines' admin port beside the operator.
-        client_peers: NetworkPolicyPeers that may reach the serving port of services that name no clients; empty: all.
+        client_peers: NetworkPolicyPeers that may reach the serving port of services that name no clients; empty: the
+            pods of their namespace.
         upgrade: mode of engine upgrades.
         upgrades_at_once: services upgraded at the same time, in mode Paced.
         upgrades_stuck: services whose upgrade may be stuck before no further one starts, in mode Paced.

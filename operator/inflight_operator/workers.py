@@ -1,4 +1,8 @@
-"""Scheduling of rounds: every service once in each interval, sooner after an event."""
+"""Scheduling of rounds: every service once in each interval, sooner after an event.
+
+A round keeps the event loop for milliseconds, so no two begin in the same turn of the loop: answers of engines and of
+the API server are taken in between.
+"""
 
 from __future__ import annotations
 
@@ -7,42 +11,63 @@ import logging
 from collections.abc import Callable, Collection, Coroutine, Generator, Hashable
 from dataclasses import dataclass
 from functools import partial
+from heapq import heappop, heappush
 from time import monotonic
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 from zlib import crc32
 
 from inflight_base import logs
 from inflight_base.manifest.keys import ServiceKey
-from inflight_operator.pacing import Stretch, first_apart, rest
+from inflight_operator.pacing import MOST_STRETCH, Stretch, first_apart, rest
 from inflight_operator.telemetry.metrics import OperatorMetrics
 
 logger = logging.getLogger(__name__)
 
 TICKS = 20
-"""Number of parts of an interval; the services of a part have their rounds together."""
+"""Number of parts of an interval; the rounds of the services of a part are spread over it."""
 
 Key = TypeVar("Key", bound=Hashable)
 Result = TypeVar("Result")
 
 
+class _Due(NamedTuple, Generic[Key]):
+    """When a key is due, in seconds of the steady clock. Attributes: number: of its addition, unlike any other."""
+
+    at: float
+    number: int
+    key: Key
+
+
 class WorkQueue(Generic[Key]):
     """The client-go work queue's contract: a key added while it is processed is returned again afterwards, a waiting
-    key is not added twice. After it was processed a key rests."""
+    key is not added twice. After it was processed a key rests. The key that is due first is returned first, so that
+    keys with time do not delay those without, and none waits for ever."""
 
     def __init__(self) -> None:
-        self._order: asyncio.Queue[Key] = asyncio.Queue()
-        self._waiting: set[Key] = set()
+        self._order: list[_Due[Key]] = []
+        """A heap. Of a key only the entry in `_waiting` counts."""
+        self._ready = asyncio.Semaphore(0)
+        self._waiting: dict[Key, _Due[Key]] = {}
         self._working: set[Key] = set()
         self._urgent: set[Key] = set()
         self._resting: dict[Key, asyncio.TimerHandle] = {}
+        self._added = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, key: Key, *, urgent: bool = False) -> None:
-        """Adds a key. `urgent`: it is returned without the rest after the last time."""
-        new = key not in self._waiting
-        self._waiting.add(key)
+    def add(self, key: Key, *, within: float = 0.0, urgent: bool = False) -> None:
+        """Adds a key.
+
+        Args:
+            within: seconds for which it may wait while others have less time.
+            urgent: it is returned without the rest after the last time.
+        """
+        self._added += 1
+        before, due = self._waiting.get(key), _Due(monotonic() + within, self._added, key)
+        earlier = before is None or due < before
+        if earlier:
+            self._waiting[key] = due
         if key in self._working:
             if urgent:
                 self._urgent.add(key)
@@ -50,15 +75,21 @@ class WorkQueue(Generic[Key]):
             if urgent:
                 self._resting[key].cancel()
                 self._rested(key)
-        elif new:
-            self._order.put_nowait(key)
+        elif earlier:
+            heappush(self._order, due)
+            if before is None:
+                self._ready.release()
 
     async def take(self) -> Key:
-        """Returns the key that has waited longest; `done` must follow."""
-        key = await self._order.get()
-        self._waiting.discard(key)
-        self._working.add(key)
-        return key
+        """Returns the key that is due first; `done` must follow."""
+        await self._ready.acquire()
+        while True:
+            due = heappop(self._order)
+            if self._waiting.get(due.key) is due:
+                break
+        del self._waiting[due.key]
+        self._working.add(due.key)
+        return due.key
 
     def done(self, key: Key, rest: float = 0.0) -> None:
         """Ends the work on a key. `rest`: seconds until it is returned again."""
@@ -71,7 +102,8 @@ class WorkQueue(Generic[Key]):
     def _rested(self, key: Key) -> None:
         del self._resting[key]
         if key in self._waiting:
-            self._order.put_nowait(key)
+            heappush(self._order, self._waiting[key])
+            self._ready.release()
 
 
 class Busy(Generic[Result]):
@@ -154,46 +186,51 @@ class Workers:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._first())
             tasks.create_task(self._resync())
-            for _ in range(self._settings.concurrency):
-                tasks.create_task(self._work())
+            free = asyncio.Semaphore(self._settings.concurrency)
+            while True:
+                await free.acquire()
+                key = await self._queue.take()
+                tasks.create_task(self._round(key)).add_done_callback(lambda _: free.release())
+                await asyncio.sleep(0)
 
     async def _first(self) -> None:
         """Enqueues all services, spread over at most one interval."""
         services = self._services()
         apart = first_apart(len(services), self._settings.interval)
         for key in services:
-            self._queue.add(key)
+            self._queue.add(key, within=self._settings.interval * MOST_STRETCH)
             await asyncio.sleep(apart)
 
     async def _resync(self) -> None:
         """Enqueues each service at its own offset in the interval, to spread the rounds."""
         tick, due = 0, monotonic()
         while True:
-            tick += 1
-            due += self._settings.interval * self._stretch.factor / TICKS
-            await asyncio.sleep(due - monotonic())
-            lag = monotonic() - due
-            self._stretch.note(lag)
-            due += lag  # what was missed is not made up for
+            tick, late = tick + 1, 0.0
             services = self._services()
             self._metrics.services.set(len(services))
-            for key in services:
-                if crc32(f"{key}".encode()) % TICKS == tick % TICKS:
-                    self._queue.add(key)
+            keys = [key for key in services if crc32(f"{key}".encode()) % TICKS == tick % TICKS]
+            apart = self._settings.interval * self._stretch.factor / TICKS / (len(keys) + 1)
+            for key in (*keys, None):
+                due += apart
+                await asyncio.sleep(due - monotonic())
+                lag = monotonic() - due
+                due += lag  # what was missed is not made up for
+                late = max(late, lag)
+                if key is not None:
+                    self._queue.add(key, within=self._settings.interval * MOST_STRETCH)
+            self._stretch.note(late)
 
-    async def _work(self) -> None:
-        while True:
-            key = await self._queue.take()
-            started, busy = monotonic(), Busy(self._reconcile(key))
-            try:
-                with logs.about(key):
-                    done = await busy
-                self._metrics.reconciles.labels("done" if done else "failed").inc()
-            except Exception:  # an error in one service must not stop the others; its next round is scheduled
-                self._metrics.reconciles.labels("failed").inc()
-                with logs.about(key):
-                    logger.exception("the round of %s failed", key)
-            finally:
-                self._metrics.reconcile_seconds.observe(monotonic() - started)
-                self._round_done()
-                self._queue.done(key, rest(busy.seconds))
+    async def _round(self, key: ServiceKey) -> None:
+        started, busy = monotonic(), Busy(self._reconcile(key))
+        try:
+            with logs.about(key):
+                done = await busy
+            self._metrics.reconciles.labels("done" if done else "failed").inc()
+        except Exception:  # an error in one service must not stop the others; its next round is scheduled
+            self._metrics.reconciles.labels("failed").inc()
+            with logs.about(key):
+                logger.exception("the round of %s failed", key)
+        finally:
+            self._metrics.reconcile_seconds.observe(monotonic() - started)
+            self._round_done()
+            self._queue.done(key, rest(busy.seconds))

@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from inflight_cost.model import CostModel, StepWork
-from inflight_engine.recording.lines import Step
+from inflight_engine.recording.lines import Header, Step
 from inflight_engine.recording.reader import Recording, RecordingError
-from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_fit.fit import fit_steps
 from inflight_fit.least_squares import Floats
 from inflight_simulator.cost import LLAMA_8B_H100, check_cost, write_cost
@@ -151,15 +150,18 @@ def run_calibrate(flags: argparse.Namespace) -> int:
     if flags.out:
         write_cost(flags.out, fit.cost)
     if flags.replica:
-        write_replica(flags.replica, _replica(fit, Recording(flags.recording).header.config))
+        write_replica(flags.replica, _replica(fit, Recording(flags.recording).header))
     return 0
 
 
-def _replica(fit: Fit, engine: SchedulerConfig) -> ReplicaFile:
+def _replica(fit: Fit, header: Header) -> ReplicaFile:
+    engine = header.config
     return ReplicaFile(
         fit.cost,
         kv_tokens=engine.num_blocks * engine.block_size,
         block_size=engine.block_size,
+        host_tokens=engine.num_host_blocks * engine.block_size,
+        kv_bytes_per_token=header.kv_bytes_per_token,
         kv_headroom=engine.kv_headroom,
         capacity=engine.capacity,
         noise=fit.noise,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol, get_type_hints
@@ -54,12 +55,13 @@ _PREFILL = 512
 
 
 def load_rates(cost: Cost) -> LoadRates | None:
-    """Rates by which the scheduler decides between loading and computing; None: one of them is free, so there is no
-    trade-off."""
-    if not isinstance(cost, CostModel) or not cost.copied_token_s:
+    """Rates by which the scheduler decides between loading and computing; None: computing is free, so nothing is
+    loaded."""
+    if not isinstance(cost, CostModel):
         return None
     prefill_s = cost.seconds(StepWork(0, _PREFILL, 0, 0)) - cost.seconds(StepWork(0, 0, 0, 0))
-    return LoadRates(prefill=_PREFILL / prefill_s, copy=1 / cost.copied_token_s) if prefill_s > 0 else None
+    copy = 1 / cost.copied_token_s if cost.copied_token_s else math.inf
+    return LoadRates(prefill=_PREFILL / prefill_s, copy=copy) if prefill_s > 0 else None
 
 
 def prefill_cost(cost: Cost) -> CostModel | None:

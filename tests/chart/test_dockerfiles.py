@@ -264,6 +264,7 @@ def test_the_engine_image_proves_what_it_installs():
     import image_prove
 
     modules = {
+        "cryptography": "cryptography.hazmat.primitives.ciphers.aead",
         "grpcio": "grpc.aio",
         "huggingface-hub": "huggingface_hub",
         "jinja2": "jinja2",

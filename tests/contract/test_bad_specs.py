@@ -31,7 +31,57 @@ def gateway(**parts):
 BAD = {
     "an unknown source scheme": (
         {"model": {"source": "ftp://models/x"}},
-        "model.source must begin with builtin://, hf:// or pvc://, such as builtin://smollm2",
+        "model.source must begin with builtin://, hf://, pvc://, oci://, s3://, gs://, az:// or https://, such as",
+    ),
+    **{
+        f"a store's URL with {what}": ({"model": {"source": url}}, "model.source with s3://, gs:// or az:// must be")
+        for what, url in {
+            "no bucket": "s3://",
+            "a folder alone": "gs:///folder",
+            "a signature": "https://host/folder?sig=abc",
+            "a password": "https://me:secret@host/folder",
+            "a fragment": "s3://bucket/folder#1",
+            "an empty part": "s3://bucket//folder",
+            "a step upwards": "az://container/../other",
+            "a step upwards at its end": "az://container/a/..",
+            "a space": "s3://bucket/my model",
+        }.items()
+    },
+    **{
+        f"an image {url}": ({"model": {"source": url}}, "model.source with oci:// must be the reference of an image")
+        for url in ("oci://", "oci:///qwen", "oci://reg/a b", "oci://reg/a@sha256:12", "oci://reg//a", "oci://-reg/a")
+    },
+    **{
+        f"a path {path} in an image": (
+            spec(model={"source": "oci://registry/qwen", "path": path}),
+            "model.path must be a folder inside the image",
+        )
+        for path in ("/models", "../models", "a/..")
+    },
+    "a path in a claim": (
+        spec(model={"source": "pvc://models/a", "path": "b"}),
+        "model.path is for oci:// sources only",
+    ),
+    "a file without TLS": ({"model": {"source": "http://host/folder"}}, "model.source must begin with builtin://"),
+    "an endpoint of a source that names its server": (
+        spec(model={"source": "https://host/folder", "endpoint": "https://minio:9000"}),
+        "model.endpoint is for s3://, gs:// and az:// sources only",
+    ),
+    "an endpoint that is no URL": (
+        spec(model={"source": "s3://models/a", "endpoint": "minio:9000"}),
+        "model.endpoint must be a URL such as https://minio.storage.svc:9000",
+    ),
+    "certificates for a model that no store has": (
+        spec(model={**MODEL, "caConfigMap": "ca"}),
+        "model.caConfigMap is for s3://, gs://, az:// and https:// sources only",
+    ),
+    "credentials for a model in the image": (
+        spec(model={**MODEL, "credentialsSecret": "s3"}),
+        "model.credentialsSecret is for hf://, s3://, gs://, az:// and https:// sources only",
+    ),
+    "a model in a store for vLLM": (
+        spec(model={"source": "s3://models/a"}, engine={"type": "vllm"}),
+        "model.source s3://, gs://, az:// and https:// are for engine.type inflight only",
     ),
     "a claim without a folder": (
         {"model": {"source": "pvc://models"}},
@@ -93,6 +143,11 @@ BAD = {
         {**gateway(), "engine": {"extraArgs": ["--trust-tenant-header"]}},
         "engine.extraArgs --trust-tenant-header and gateway.enabled exclude each other: engines behind the gateway"
         " believe the tenant that it signs",
+    ),
+    "API keys that engines check behind a gateway that removes them": (
+        {**gateway(auth={"apiKeysSecret": "keys"}), "engine": {"extraArgs": ["--api-key=secret"]}},
+        "engine.extraArgs --api-key and gateway.auth exclude each other: the gateway checks API keys, and removes them"
+        " from requests",
     ),
     "gRPC beside a gateway that signs all requests": (
         {**gateway(auth={"apiKeysSecret": "keys"}), "engine": {"grpc": True}},
@@ -175,7 +230,7 @@ BAD = {
     ),
     "storage for something that is not downloaded": (
         spec(model={**MODEL, "storage": "1Gi"}),
-        "model.storage is for hf:// sources only: the other sources are not downloaded by the pod",
+        "model.storage is for hf:// sources only: the other sources are not downloaded to a disk",
     ),
     "storage that is no quantity": (
         spec(model={"source": "hf://a/b", "storage": "much"}),
@@ -386,6 +441,23 @@ BAD = {
         spec(engine={"kvCache": {"swap": 4}}),
         "engine.kvCache.swap must be 0 or a quantity of at least 1Mi, such as 4Gi",
     ),
+    "a disk without host memory before it": (
+        spec(engine={"kvCache": {"disk": {"size": "100Gi"}}}),
+        "engine.kvCache.disk is behind host memory: it needs engine.kvCache.swap, prefixCaching, and another"
+        " scheduling.preemption than recompute",
+    ),
+    "a disk of nothing": (
+        spec(engine={"kvCache": {"swap": "1Gi", "disk": {"size": "0"}}}),
+        "engine.kvCache.disk.size must be a quantity of at least 64Mi, such as 200Gi",
+    ),
+    "a disk for several accelerators": (
+        spec(engine={"kvCache": {"swap": "1Gi", "disk": {"size": "100Gi"}}}, accelerator={"count": 2}),
+        "engine.kvCache.disk is for engines of at most one accelerator",
+    ),
+    "a disk on a volume that is not there": (
+        spec(engine={"kvCache": {"swap": "1Gi", "disk": {"size": "100Gi", "volume": "nvme"}}}),
+        "engine.kvCache.disk.volume must be the name of a volume of template.volumes",
+    ),
     "swapping without memory for it": (
         spec(engine={"scheduling": {"preemption": "swap"}}),
         "engine.scheduling.preemption swap needs host memory: set engine.kvCache.swap, such as 4Gi",
@@ -567,7 +639,8 @@ BAD = {
     ),
     "a mount over the operator's": (
         template(volumeMounts=[{"name": "x", "mountPath": "/etc/inflight/limits"}]),
-        "template.volumeMounts cannot use /tmp, /dev/shm, /models, /etc/inflight, /opt/inflight/vllm: the operator",
+        "template.volumeMounts cannot use /tmp, /dev/shm, /models, /etc/inflight, /opt/inflight/vllm,"
+        " /var/lib/inflight/kv: the operator",
     ),
 }
 
@@ -601,6 +674,35 @@ GOOD = {
     ),
     "a Hugging Face model without an organization": ("chat", {"model": {"source": "hf://gpt2"}}),
     "a claim": ("chat", {"model": {"source": "pvc://models.team/qwen3/8b"}}),
+    **{
+        f"a model at {url}": ("chat", {"model": {"source": url}})
+        for url in (
+            "s3://models",
+            "s3://models/qwen3/8b/",
+            "gs://my.models/q-3_8.b",
+            "az://models/a",
+            "https://h:8443/m",
+        )
+    },
+    **{
+        f"a model in {url}": ("chat", {"model": {"source": url, "path": "models/8b"}})
+        for url in ("oci://qwen", "oci://reg.example.com:5000/a/b_c:v1.0-x", f"oci://reg/a:1@sha256:{'a' * 64}")
+    },
+    "a model in a private store": (
+        "chat",
+        spec(
+            model={
+                "source": "s3://models/a",
+                "endpoint": "http://minio.storage.svc:9000",
+                "credentialsSecret": "s3",
+                "caConfigMap": "ca",
+            }
+        ),
+    ),
+    "a token for Hugging Face and vLLM": (
+        "chat",
+        spec(model={"source": "hf://a/b", "credentialsSecret": "hub"}, engine={"type": "vllm"}),
+    ),
     "a budget below the default tuning floor": ("chat", spec(engine={"maxNumBatchedTokens": 16})),
     "a bound on the download": ("chat", {"model": {"source": "hf://Qwen/Qwen3-8B", "storage": "40Gi"}}),
     "a day to start": ("chat", spec(rollout={"startupTimeout": "24h"})),

@@ -26,6 +26,7 @@ OTHER_VALUES = {
     "engine.kvCache.dtype": "fp8",
     "engine.kvCache.headroom": 0.1,
     "engine.kvCache.swap": "4Gi",
+    "engine.kvCache.disk": {"size": "100Gi"},
     "engine.kvCache.prefixCaching": False,
     "engine.scheduling.shedAfter": "5s",
     "engine.scheduling.preemption": "recompute",
@@ -51,6 +52,8 @@ def spec(kind, path="", value=None, **parts):
     wanted = {"model": {"source": "hf://Qwen/Qwen3-8B"}, "engine": engine, **parts}
     if path == "engine.quantization":
         wanted["accelerator"] = {"count": 0}
+    if path == "engine.kvCache.disk" and kind == "inflight":
+        engine["kvCache"] = {"swap": "4Gi"}
     *parents, last = path.split(".")
     part = wanted
     for name in parents:

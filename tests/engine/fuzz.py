@@ -57,6 +57,7 @@ def summary(counts: Counter[str]) -> str:
         f"{counts['steps']:,} steps, {counts['configurations']} configurations: {counts['starts']:,} admissions,"
         f" {counts['preemptions']:,} preemptions,"
         f" {counts['stored']:,} blocks stored, {counts['loaded']:,} loaded,"
+        f" {counts['from_disk']:,} from disk,"
         f" {counts['hit_tokens']:,} prefix hit tokens,"
         f" {cancels:,} cancels"
     )

@@ -32,6 +32,7 @@ TO_ENGINE = [
         13.5,
         scheduling=Scheduling(service_class="batch", priority=-3, tenant="t", cache_salt="s", predicted_tokens=2),
     ),
+    AddRequest(3, None, SamplingParams(max_tokens=3), 14.5, scheduling=Scheduling(resumes=False)),
     CancelRequest(1, FinishReason.STOP),
     Configure(9, LimitsInForce(Limits(4, 64), 2)),
     Configure(10, LimitsInForce(Limits(4, 64), 2), {"batch": 0.5}),

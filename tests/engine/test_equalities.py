@@ -210,7 +210,7 @@ def test_blocks_that_are_damaged_in_host_memory_are_computed_again(prompts):
     greedy = [SamplingParams(max_tokens=12)] * 2
     alone, _ = make_engine(prefix_caching=False)
     engine, _ = make_engine(**TIER)
-    memory, rng = engine._runner._host_cache._blocks, random.Random(12)
+    memory, rng = engine._runner.host_cache._blocks, random.Random(12)
     for first in range(0, len(turns), 2):
         for place in range(0, len(memory), 3):
             memory[place, rng.randrange(memory.shape[1])] ^= 1 << rng.randrange(8)

@@ -40,9 +40,7 @@ async def pods(tmp_path: Path) -> AsyncIterator[Callable[[int], GatewayPods]]:
     made: list[GatewayPods] = []
 
     def make(count: int) -> GatewayPods:
-        folder = tmp_path / f"group-{len(made)}"
-        folder.mkdir()
-        made.append(GatewayPods(folder, count))
+        made.append(GatewayPods(tmp_path, count))
         return made[-1]
 
     yield make

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -190,7 +192,16 @@ class GatewayPods:
         return [pod for pod in self.pods if pod is not owner]
 
     async def start_all(self) -> None:
+        """Returns when the relays of each pod are connected to the pickers of all: until then they ask those that they
+        have reached, and a service has several owners."""
         await asyncio.gather(*(pod.start_all() for pod in self.pods))
+        for pod in self.pods:
+            await until(partial(self._reached, pod), f"the relays of the other pods reach {pod.name}")
+
+    async def _reached(self, pod: GatewayStack) -> bool:
+        found = re.search(r"^inflight_gateway_remote_relays (\S+)", await pod.metrics(), re.MULTILINE)
+        others = sum(other.relays for other in self.pods if other is not pod)
+        return found is not None and float(found[1]) == others
 
     def stop_all(self) -> None:
         for pod in self.pods:

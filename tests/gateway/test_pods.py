@@ -39,31 +39,26 @@ async def start(group, *engines, tenants=(), **fields):
 
 @pytest.mark.parametrize("count", [2, 3])
 async def test_limits_of_requests_hold_over_all_pods_within_one_percent(pods, engines, http, count):
-    # Relays wait 200 ms for a picker, and then go on by themselves. A starved machine may take more at a time: once
-    # in three tries it does not.
-    for last in (False, False, True):
-        group = pods(count)
-        await start(
-            group,
-            await engines("engine"),
-            tenants=[{"name": name, "limits": {"requests_per_minute": 300}} for name in KEYS],
-        )
-        turn = cycle(group.pods)
-        at_once = asyncio.Semaphore(6)
+    group = pods(count)
+    await start(
+        group,
+        await engines("engine"),
+        tenants=[{"name": name, "limits": {"requests_per_minute": 300}} for name in KEYS],
+    )
+    turn = cycle(group.pods)
+    # Relays do not wait longer than 200 ms for a picker, which a starved machine may take for more at a time.
+    at_once = asyncio.Semaphore(6)
 
-        async def one(tenant, turn=turn, at_once=at_once):
-            async with at_once:
-                return (await ask(http, next(turn), headers=bearer(tenant)))[0]
+    async def one(tenant):
+        async with at_once:
+            return (await ask(http, next(turn), headers=bearer(tenant)))[0]
 
-        floods = (asyncio.gather(*(one(tenant) for _ in range(450))) for tenant in KEYS)
-        found = [Counter(statuses) for statuses in await asyncio.gather(*floods)]
-        assert all(set(each) == {200, 429} for each in found)
-        assert all(each[200] >= 297 for each in found)
-        exact = all(each[200] <= 303 for each in found)
-        if exact or last:
-            break
-        group.stop_all()
-    assert exact, found
+    async def flood(tenant):
+        return Counter(await asyncio.gather(*(one(tenant) for _ in range(450))))
+
+    for found in await asyncio.gather(*(flood(tenant) for tenant in KEYS)):
+        assert set(found) == {200, 429}
+        assert 297 <= found[200] <= 303
 
 
 async def test_concurrent_requests_hold_over_all_pods_exactly(pods, engines, http):

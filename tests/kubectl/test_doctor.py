@@ -301,6 +301,18 @@ def test_a_claim_without_a_class_needs_a_default_one():
     assert not only(claimed({}, "Bound"), "fail")
 
 
+@pytest.mark.parametrize(("minor", "failed"), [("34", 1), ("35", 0), ("36+", 0)])
+def test_a_cluster_without_image_volumes_fails_where_a_service_needs_them(minor, failed):
+    service = body(spec={"model": {"source": "oci://registry/qwen:1"}, "accelerator": {"count": 0}})
+    services = {f"{GROUP}/namespaces/default/inferenceservices": items(service)}
+    problems = only(well(**services, **{"/version": version(minor)}), "fail")
+    assert len(problems) == failed
+    if failed:
+        assert problems[0].check == "image volumes"
+        assert problems[0].found.startswith("Kubernetes v1.34.0 has no image volumes by default, which the model of ")
+        assert not any(one.check == "image volumes" for one in found(well(**{"/version": version(minor)})))
+
+
 def test_a_claim_that_does_not_exist_fails():
     answers = claimed({})
     del answers["/api/v1/namespaces/default/persistentvolumeclaims/models"]

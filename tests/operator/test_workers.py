@@ -72,6 +72,70 @@ async def test_rounds_of_many_services_are_spread_over_the_interval():
 
 
 @in_virtual_time
+async def test_no_two_rounds_begin_in_one_turn_of_the_loop():
+    """Answers of engines and of the API server are taken between them, however many events come at once."""
+    keys, turns, turn = [ServiceKey("team", f"service-{number}") for number in range(100)], [], 0
+
+    async def reconcile(key):
+        turns.append(turn)
+        return True
+
+    def count():
+        nonlocal turn
+        turn += 1
+        asyncio.get_running_loop().call_soon(count)
+
+    workers = Workers(reconcile, set, nothing, OperatorMetrics(), WorkerSettings(interval=60.0))
+    running = asyncio.create_task(workers.run())
+    await asyncio.sleep(0)
+    count()
+    for key in keys:
+        workers.enqueue(key)
+    while len(turns) < len(keys):  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert max(Counter(turns).values()) == 1
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+@in_virtual_time
+async def test_rounds_of_a_part_of_the_interval_are_apart():
+    """Rounds together would keep the loop for long, and intervals would be stretched for it."""
+    keys, times = {ServiceKey("team", f"service-{number}") for number in range(1000)}, []
+
+    async def reconcile(key):
+        times.append(asyncio.get_running_loop().time())
+        return True
+
+    await run_for(10.5, reconcile, keys, interval=5.0)
+    steady = [time for time in times if time > 5.5]
+    assert len(steady) == pytest.approx(len(keys), abs=10)
+    assert max(Counter(int(time / 0.05) for time in steady).values()) <= 30
+
+
+@in_virtual_time
+async def test_an_event_comes_before_the_rounds_that_have_time():
+    keys, rounds = [ServiceKey("team", f"service-{number}") for number in range(1000)], []
+
+    async def reconcile(key):
+        rounds.append(key)
+        asyncio.get_running_loop().now += 0.008  # the loop is too busy for a round of each service in an interval
+        if len(rounds) == 500:
+            workers.enqueue(GOOD)
+        return True
+
+    workers = Workers(reconcile, lambda: set(keys), nothing, OperatorMetrics(), WorkerSettings(interval=5.0))
+    running = asyncio.create_task(workers.run())
+    while GOOD not in rounds:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert len(rounds) <= 502
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+@in_virtual_time
 async def test_a_slow_service_delays_no_other():
     rounds = Counter()
 

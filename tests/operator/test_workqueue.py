@@ -45,6 +45,37 @@ async def test_first_come_first_served():
 
 
 @in_virtual_time
+async def test_keys_with_time_wait_for_those_without_and_not_for_later_ones(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("inflight_operator.workers.monotonic", lambda: now)
+    queue = WorkQueue()
+    queue.add("in time", within=0.05)
+    queue.add("later", within=60.0)
+    queue.add("now")
+    queue.add("later", within=30.0)
+    assert [await queue.take() for _ in range(3)] == ["now", "in time", "later"]
+    queue.add("waited", within=0.01)
+    now = 0.02
+    queue.add("new")
+    assert [await queue.take() for _ in range(2)] == ["waited", "new"]
+
+
+@in_virtual_time
+async def test_a_key_with_time_that_is_asked_for_at_once_is_taken_once_and_first():
+    queue = WorkQueue()
+    for key in "abc":
+        queue.add(key, within=60.0)
+    queue.add("c")
+    queue.add("c", within=60.0)
+    assert len(queue) == 3
+    taken = [await queue.take() for _ in range(3)]
+    assert taken == ["c", "a", "b"]
+    for key in taken:
+        queue.done(key)
+    await nothing_to_take(queue)
+
+
+@in_virtual_time
 async def test_workers_never_share_a_key_and_lose_none():
     queue, at_work, worked = WorkQueue(), set(), []
 

@@ -147,7 +147,8 @@ def recording(tmp_path):
         max_num_seqs=6, max_num_batched_tokens=64, num_blocks=40, preemption="swap", num_host_blocks=40
     )
     path = tmp_path / "run.gz"
-    scheduler, recorder = Scheduler(config), Recorder(config, path.open("wb"), is_cached=lambda block: False)
+    scheduler = Scheduler(config)
+    recorder = Recorder(config, path.open("wb"), is_cached=lambda block: False, kv_bytes_per_token=131_072)
     random = np.random.RandomState(3)
     for request_id in range(60):
         prompt = np.full(random.randint(1, 200), request_id, np.int32)
@@ -213,6 +214,7 @@ def test_calibrate_writes_a_replica_with_the_sizes_of_the_recorded_engine(record
     replica = read_replica(out)
     assert_close(replica.cost, TRUE, 0.02)
     assert (replica.kv_tokens, replica.block_size, replica.capacity) == (40 * 16, 16, Limits(6, 64))
+    assert (replica.host_tokens, replica.kv_bytes_per_token) == (40 * 16, 131_072)
     assert replica.noise < 0.01
     trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,100,1\n")
     flags = ["--replica", str(out), "--ttft", "10", "--limits", "fixed:6/128", "--json"]

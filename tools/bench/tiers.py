@@ -1,18 +1,23 @@
-"""Conversations whose prefixes are several times the device's KV cache: with the device alone, and with host memory
-behind it, in turns in one run and with equal tokens."""
+"""Conversations whose prefixes are several times the device's KV cache: with the device alone, with host memory behind
+it, and with a disk behind that, in turns in one run and with equal tokens; and the bytes/s of each path."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
+import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from inflight_engine.disk.store import DiskStore
 from inflight_engine.engine_process import load
 from inflight_engine.messages import AddRequest, StepReport
 from inflight_engine.request import SamplingParams
@@ -61,6 +66,8 @@ class Measured:
     queries: int = 0
     loaded: int = 0
     stored: int = 0
+    from_disk: int = 0
+    to_disk: int = 0
 
     def row(self, name: str) -> dict[str, Any]:
         p50, p95 = np.percentile(self.ttft, (50, 95)) * 1e3
@@ -72,6 +79,8 @@ class Measured:
             "hit_rate": round(self.hits / self.queries, 3),
             "blocks_loaded": self.loaded,
             "blocks_stored": self.stored,
+            "blocks_from_disk": self.from_disk,
+            "blocks_to_disk": self.to_disk,
         }
 
 
@@ -79,10 +88,11 @@ class Conversing:
     """A loaded engine and what was measured of it."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self._engine, self.ready = load(config, wake=lambda: None)
+        self._woken = threading.Event()
+        self._engine, self.ready = load(config, wake=self._woken.set)
         self._next_id = 0
-        self._counts = (0, 0, 0, 0)
-        """Since start: tokens of hits and of queries, blocks loaded and stored."""
+        self._counts = (0, 0, 0, 0, 0, 0)
+        """Since start: tokens of hits and of queries, blocks loaded and stored, from the disk and to it."""
         self.measured = Measured()
 
     def warm_up(self, prompt: Sequence[int]) -> None:
@@ -104,11 +114,9 @@ class Conversing:
                         text += _tokens(rng, NEW_TOKENS)
         measured = self.measured
         measured.seconds += time.perf_counter() - started
-        hits, queries, loaded, stored = (new - old for new, old in zip(self._counts, before, strict=True))
-        measured.hits += hits
-        measured.queries += queries
-        measured.loaded += loaded
-        measured.stored += stored
+        counts = [new - old for new, old in zip(self._counts, before, strict=True)]
+        for name, count in zip(("hits", "queries", "loaded", "stored", "from_disk", "to_disk"), counts, strict=True):
+            setattr(measured, name, getattr(measured, name) + count)
         return texts
 
     def _answer(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -119,13 +127,15 @@ class Conversing:
             self._next_id += 1
         answers: list[list[int]] = [[] for _ in prompts]
         owner: dict[int, int] = {}
-        for report in self._reports():
+        for report in self._reports(len(prompts)):
             now, stats = time.perf_counter(), report.stats
             self._counts = (
                 stats.prefix_hits,
                 stats.prefix_queries,
                 stats.num_loaded_blocks,
                 stats.num_stored_blocks,
+                stats.num_disk_loaded,
+                stats.num_disk_stored,
             )
             owner |= {each.slot: each.request_id - first for each in report.admitted}
             slots, token_ids = np.frombuffer(report.slots, np.int32), np.frombuffer(report.token_ids, np.int32)
@@ -137,19 +147,28 @@ class Conversing:
         self.measured.tokens += sum(map(len, answers))
         return answers
 
-    def _reports(self) -> Iterator[StepReport]:
-        while self._engine.has_work:
-            report = self._engine.step()
-            if report is not None:
+    def _reports(self, count: int) -> Iterator[StepReport]:
+        """Yield reports until so many requests have ended."""
+        while count:
+            if self._engine.has_work:
+                report = self._engine.step()
+                count -= len(report.finished)
                 yield report
+            else:
+                self._woken.wait()
+                self._woken.clear()
 
 
 def _tokens(rng: random.Random, count: int) -> list[int]:
     return rng.choices(range(100, VOCABULARY), k=count)
 
 
-def run(traffic: Traffic, rounds: int, times: float, **fields: Any) -> list[dict[str, Any]]:
-    """Measure both engines in turns.
+def run(traffic: Traffic, rounds: int, times: float, share: float, folder: str, **fields: Any) -> list[dict[str, Any]]:
+    """Measure the engines in turns.
+
+    Args:
+        share: of all conversations at their ends that host memory holds.
+        folder: on the disk.
 
     Raises:
         AssertionError: they give different tokens.
@@ -158,20 +177,66 @@ def run(traffic: Traffic, rounds: int, times: float, **fields: Any) -> list[dict
     config = {"block_size": BLOCK, "num_kv_blocks": num_blocks, "max_num_seqs": traffic.at_once} | fields
     device = Conversing(EngineConfig(**config))
     kv_bytes = device.ready.runner.kv_bytes_per_token
-    space = int(1.5 * traffic.conversations * traffic.longest) * kv_bytes
+    total = traffic.conversations * traffic.longest * kv_bytes
+    space = int(share * total)
     host = Conversing(EngineConfig(**config, swap_space=space))
+    disk = Conversing(EngineConfig(**config, swap_space=space, disk_path=folder, disk_space=2 * total))
+    engines = {"device": device, "device and host memory": host, "device, host memory and disk": disk}
     print(
         f"{traffic.conversations} conversations of {traffic.turns} turns, {traffic.longest} tokens at the end, "
         f"{traffic.at_once} at once; {num_blocks} blocks of {BLOCK} tokens on the device, "
         f"{space >> 20} MiB of host memory, {kv_bytes} bytes a token"
     )
-    for each in (device, host):
+    for each in engines.values():
         each.warm_up(_tokens(random.Random(0), traffic.first))
     for seed in range(rounds):
-        order = (device, host) if seed % 2 == 0 else (host, device)
-        texts = [each.converse(traffic, seed + 1) for each in order]
-        assert texts[0] == texts[1], "the engines give different tokens"
-    return [device.measured.row("device"), host.measured.row("device and host memory")]
+        names = list(engines)
+        turn = seed % len(names)
+        texts = [engines[name].converse(traffic, seed + 1) for name in names[turn:] + names[:turn]]
+        assert texts[0] == texts[1] == texts[2], "the engines give different tokens"
+    paths = _paths(disk, Path(folder))
+    return [*(engine.measured.row(name) for name, engine in engines.items()), paths]
+
+
+def _paths(engine: Conversing, folder: Path) -> dict[str, Any]:
+    """Bytes/s in GB of copies between device and host memory and of the store, beside memory and the disk itself."""
+    runner = engine.ready.runner
+    size = runner.kv_bytes_per_token * BLOCK
+    count = max(8, (256 << 20) // size)
+    source, target = np.ones((count, size), np.uint8), np.zeros((count, size), np.uint8)
+    store = DiskStore(folder, 2 * count * (size + 8192), size, os.urandom(32))
+    names = [b"%016d" % number for number in range(count)]
+    plain = folder / "plain"
+
+    def write() -> None:
+        with plain.open("wb", buffering=0) as file:
+            for row in source:
+                file.write(row.data)
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def read() -> None:
+        with plain.open("rb", buffering=0) as file:
+            for row in target:
+                file.readinto(row.data)
+
+    measured = {
+        "memcpy": _seconds(lambda: np.copyto(target, source)),
+        "disk_write": _seconds(write),
+        "disk_read": _seconds(read),
+        "store_write": _seconds(lambda: [store.write(name, source[at].data, 1) for at, name in enumerate(names)]),
+        "store_read": _seconds(lambda: [store.read(name, target[at].data) for at, name in enumerate(names)]),
+    }
+    store.close()
+    rates = {name: round(count * size / seconds / 1e9, 2) for name, seconds in measured.items()}
+    copy = (runner.copy_tokens_per_second or 0.0) * runner.kv_bytes_per_token
+    return {"GB_per_s": {"device_to_host": round(copy / 1e9, 2), **rates}}
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -183,12 +248,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--at-once", type=number(int, 1, 256), default=2)
     parser.add_argument("--times", help="the cache that prefixes exceed", type=number(float, 1, 1000), default=5.0)
     parser.add_argument("--rounds", type=number(int, 1, 100), default=2)
+    parser.add_argument(
+        "--host", help="share of all conversations that host memory holds", type=number(float, 0.01, 10), default=0.4
+    )
+    parser.add_argument("--folder", help="on the disk (default: a temporary one)")
     parser.add_argument("--preemption", choices=("auto", "swap"), default="auto")
     given = parser.parse_args(arguments)
     traffic = Traffic(given.conversations, given.turns, given.first, given.at_once)
     print(cpu_model())
-    for row in run(traffic, given.rounds, given.times, model=given.model, preemption=given.preemption):
-        print(json.dumps(row))
+    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+        fields = {"model": given.model, "preemption": given.preemption}
+        for row in run(traffic, given.rounds, given.times, given.host, folder, **fields):
+            print(json.dumps(row))
 
 
 if __name__ == "__main__":

@@ -40,13 +40,17 @@ def free_port(wanted: int = 0) -> int:
 
 @contextmanager
 def process(
-    log: Path | None, command: Sequence[str], environment: Mapping[str, str] | None = None
+    log: Path | None,
+    command: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
 ) -> Iterator[Process]:
     """A process in a group of its own, which ends with the block: SIGTERM, then SIGKILL for all of the group.
 
     Args:
         log: what it prints; None: where this process prints.
         environment: variables on top of this process' own.
+        folder: that it runs in; None: that of this process.
     """
     with log.open("wb") if log else contextlib.nullcontext() as output:
         running = subprocess.Popen(
@@ -54,6 +58,7 @@ def process(
             stdout=output,
             stderr=subprocess.STDOUT if log else None,
             env={**os.environ, **(environment or {})},
+            cwd=folder,
             process_group=0,
         )
         try:

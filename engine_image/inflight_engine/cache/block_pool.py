@@ -73,6 +73,11 @@ class BlockPool:
         return 1.0 - self.num_free / self.num_blocks
 
     @property
+    def num_empty(self) -> int:
+        """Blocks without owner that can be taken before content is lost."""
+        return self.num_free - int(np.count_nonzero(self._content_mask & (self._num_owners == 0)))
+
+    @property
     def num_findable(self) -> int:
         """Blocks whose content can be found."""
         return int(np.count_nonzero(self._content_mask))
@@ -146,6 +151,11 @@ class BlockPool:
         """Return the block with each of these contents, or -1 where none has it: int32 [len(hashes)]."""
         found = [self._block_of.get(each, _NO_BLOCK) for each in hashes]
         return np.array([each if each >= 0 and self._has_content[each] else _NO_BLOCK for each in found], np.int32)
+
+    def content(self, block: int) -> bytes | None:
+        """Return the hash of a block's content; None: it cannot be found."""
+        content_hash = self._hash_of[block]  # first: a thread may ask while the block gets other content
+        return content_hash if self._has_content[block] else None
 
     def num_unowned(self, block_ids: BlockIds | Sequence[int]) -> int:
         """Return how many of the blocks have no owner, so that sharing them uses up free ones."""

@@ -15,16 +15,23 @@ class LoadRates:
     copy: float
 
 
-def loading_is_cheaper(num_tokens: int, num_before: int, rates: LoadRates, cost: CostModel | None) -> bool:
+def loading_is_cheaper(
+    num_tokens: int, num_before: int, rates: LoadRates, cost: CostModel | None, seconds: float = 0.0
+) -> bool:
     """Return whether copying the keys and values of tokens in takes less time than computing them.
 
     Args:
         num_before: tokens before them, to which they attend.
         cost: predicts the prefill; None: it goes at `rates.prefill`.
+        seconds: until the copy can begin.
     """
     if rates.copy <= 0:
         return False
-    copying = num_tokens / rates.copy
+    return seconds + num_tokens / rates.copy < computing_seconds(num_tokens, num_before, rates, cost)
+
+
+def computing_seconds(num_tokens: int, num_before: int, rates: LoadRates, cost: CostModel | None) -> float:
+    """Predict how long computing tokens takes; arguments as of `loading_is_cheaper`."""
     if cost is not None:
-        return copying < cost.prefill_seconds(num_tokens, num_before)
-    return copying * rates.prefill < num_tokens
+        return cost.prefill_seconds(num_tokens, num_before)
+    return num_tokens / rates.prefill

@@ -10,7 +10,7 @@ from __future__ import annotations
 from hashlib import blake2b
 
 from inflight_engine.block_events import HASH_SIZE
-from inflight_engine.request import TokenIds
+from inflight_engine.request import Request, TokenIds
 
 _LENGTH_SIZE = 8
 
@@ -50,3 +50,25 @@ def block_hashes(token_ids: TokenIds, block_size: int, parent: bytes) -> list[by
         parent = block.digest()
         hashes.append(parent)
     return hashes
+
+
+def hash_blocks(request: Request, num_tokens: int, block_size: int) -> None:
+    """Extend `block_hashes` to all full blocks of the request's first `num_tokens` tokens, where it shares blocks."""
+    if not shares_blocks(request):
+        return
+    hashed = len(request.block_hashes)
+    parent = request.block_hashes[-1] if hashed else root_of(request)
+    tokens = request.token_ids[hashed * block_size : num_tokens]
+    request.block_hashes += block_hashes(tokens, block_size, parent)
+
+
+def root_of(request: Request) -> bytes:
+    """Return the `root_hash` of a request's blocks."""
+    return root_hash(request.scheduling.tenant, request.scheduling.cache_salt)
+
+
+def shares_blocks(request: Request) -> bool:
+    """Tell whether a request may find blocks with computed tokens, and leaves its own to be found. What is found would
+    leave out prompt tokens whose log-probabilities are asked for. Blocks that only such a request could find would
+    take the place of others in the prefix cache."""
+    return request.sampling.prompt_logprobs is None

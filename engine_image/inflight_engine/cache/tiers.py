@@ -29,7 +29,12 @@ class Tier(Protocol):
 
     What is stored can be found at once: whoever loads it copies after the copy that brings it. A place that is reserved
     or loaded from is held until it is stored to or released, so nothing is copied over what the same step reads.
+
+    Attributes:
+        num_places: with content or without.
     """
+
+    num_places: int
 
     def match(self, hashes: Sequence[bytes]) -> int:
         """Return how many hashes, from the first on, have their content here."""
@@ -44,13 +49,17 @@ class Tier(Protocol):
 
     def store(self, places: BlockIds, hashes: Sequence[bytes]) -> None:
         """Make content findable that is copied to reserved places, which are held no longer. The first is given up
-        first."""
+        first. A place whose content has come to another one meanwhile is empty."""
 
     def load(self, hashes: Sequence[bytes]) -> BlockIds:
         """Hold the places of hashes that `match` has counted."""
 
     def release(self, places: BlockIds) -> None:
-        """Hold places of one `load` no longer: they are the most recently used, and the last is given up first."""
+        """Hold places no longer. Those of one `load` are the most recently used, and the last is given up first; those
+        that were reserved and not stored to are empty."""
+
+    def content(self, place: int) -> bytes | None:
+        """Return the hash of what a place has; None: nothing. Any thread may ask."""
 
     def drop(self, places: Sequence[int]) -> None:
         """Forget what these places hold: it was never copied there, or is not what was."""
@@ -67,6 +76,7 @@ class HostTier:
     """
 
     def __init__(self, num_blocks: int, block_size: int, events: list[BlockEvent] | None = None) -> None:
+        self.num_places = num_blocks
         self._pool = BlockPool(num_blocks, block_size, events, HOST)
 
     def match(self, hashes: Sequence[bytes]) -> int:
@@ -87,10 +97,11 @@ class HostTier:
     def store(self, places: BlockIds, hashes: Sequence[bytes]) -> None:
         """See `Tier`."""
         pool = self._pool
-        pool.register(places, hashes)
+        registered = set(pool.register(places, hashes))
         pool.free(places[::-1])
-        if pool.events is not None and hashes:
-            pool.events.append(BlocksStored(b"".join(hashes), b"", b"", b"", HOST))
+        if pool.events is not None and registered:
+            new = [each for place, each in zip(places.tolist(), hashes, strict=True) if place in registered]
+            pool.events.append(BlocksStored(b"".join(new), b"", b"", b"", HOST))
 
     def load(self, hashes: Sequence[bytes]) -> BlockIds:
         """See `Tier`."""
@@ -101,6 +112,10 @@ class HostTier:
     def release(self, places: BlockIds) -> None:
         """See `Tier`."""
         self._pool.free(places)
+
+    def content(self, place: int) -> bytes | None:
+        """See `Tier`."""
+        return self._pool.content(place)
 
     def drop(self, places: Sequence[int]) -> None:
         """See `Tier`."""

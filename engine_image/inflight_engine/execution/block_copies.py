@@ -40,6 +40,15 @@ class Checksums:
         """Take the checksums of what is stored. `products`: int64 of the shape of `rows`, to be overwritten."""
         self._sums[host_block_ids] = self._of(rows, products)
 
+    def of(self, host_block_ids: Sequence[int]) -> list[int]:
+        """Return the checksums of host blocks."""
+        return self._sums.cpu()[list(host_block_ids)].tolist()
+
+    def set(self, host_block_ids: Sequence[int], checksums: Sequence[int]) -> None:
+        """Take the checksums of what was put into host blocks."""
+        places, values = np.array(host_block_ids, np.int64), np.array(checksums, np.int64)
+        self._sums[upload(places, self._sums.device)] = upload(values, self._sums.device)
+
     def num_damaged(
         self, host_block_ids: torch.Tensor | slice, rows: torch.Tensor, products: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -62,25 +71,28 @@ class DirectCopies:
         self._blocks = blocks
         self._host = host.view(blocks.dtype).view(len(host), *blocks.shape[1:])
         self._rows = _words(host)
-        self._checksums = Checksums(len(host), self._rows[0]) if len(host) else None
+        self.checksums = Checksums(len(host), self._rows[0]) if len(host) else None
 
     def copy_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
         """Copy blocks of the cache to host memory."""
         for block_id, host_block_id in zip(block_ids, host_block_ids, strict=True):
             self._host[host_block_id].copy_(self._blocks[block_id])
-            if self._checksums is not None:
+            if self.checksums is not None:
                 place = slice(host_block_id, host_block_id + 1)
-                self._checksums.note(place, self._rows[place])
+                self.checksums.note(place, self._rows[place])
 
     def copy_in(self, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> torch.Tensor:
         """Copy blocks back to the cache; returns how many are not what was stored: int64 []."""
         num_damaged = torch.zeros((), dtype=torch.int64)
         for block_id, host_block_id in zip(block_ids, host_block_ids, strict=True):
-            if self._checksums is not None:
+            if self.checksums is not None:
                 place = slice(host_block_id, host_block_id + 1)
-                num_damaged += self._checksums.num_damaged(place, self._rows[place])
+                num_damaged += self.checksums.num_damaged(place, self._rows[place])
             self._blocks[block_id].copy_(self._host[host_block_id])
         return num_damaged
+
+    def settle(self) -> None:
+        """Do nothing: what was copied out is in host memory."""
 
 
 class StagedCopies:
@@ -103,7 +115,7 @@ class StagedCopies:
         device = blocks.device
         shape = (self._piece, *self._blocks.shape[1:])
         self._buffers = [torch.empty(shape, dtype=self._blocks.dtype, device=device) for _ in range(2)]
-        self._checksums = Checksums(len(host), self._buffers[0][0].flatten())
+        self.checksums = Checksums(len(host), self._buffers[0][0].flatten())
         self._products = torch.empty(shape, dtype=torch.int64, device=device).flatten(1)
         self._streams = _Streams(device)
         self._turn = 0
@@ -114,7 +126,7 @@ class StagedCopies:
             buffer = self._next_buffer()[: len(ids)]
             self._streams.compute_after_use(self._turn)
             torch.index_select(self._blocks, 0, ids, out=buffer)
-            self._checksums.note(upload(host_ids, ids.device), buffer.flatten(1), self._products[: len(ids)])
+            self.checksums.note(upload(host_ids, ids.device), buffer.flatten(1), self._products[: len(ids)])
             self._streams.transfers_after_compute()
             with self._streams.transfers():
                 for first, end in runs(host_ids):
@@ -134,10 +146,14 @@ class StagedCopies:
                     buffer[first:end].copy_(self._host[start : start + end - first], non_blocking=True)
             self._streams.compute_after_transfers()
             places, rows, products = upload(host_ids, ids.device), buffer.flatten(1), self._products[: len(ids)]
-            num_damaged += self._checksums.num_damaged(places, rows, products)
+            num_damaged += self.checksums.num_damaged(places, rows, products)
             self._blocks.index_copy_(0, ids, buffer)
             self._streams.used(self._turn)
         return num_damaged
+
+    def settle(self) -> None:
+        """Wait until all that was copied out is in host memory; from any thread."""
+        self._streams.settle()
 
     def _next_buffer(self) -> torch.Tensor:
         self._turn = 1 - self._turn
@@ -182,6 +198,9 @@ class _Streams:
 
     def transfers(self) -> AbstractContextManager[Any]:
         return torch.cuda.stream(self._transfers)
+
+    def settle(self) -> None:
+        self._transfers.synchronize()
 
     def used(self, turn: int) -> None:
         """Record that a buffer was last used by the work that the current stream has so far."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import time
@@ -216,7 +217,9 @@ def make_host_cache(
     if num_blocks and not config.keeps_evicted:
         log.warning("no host memory is taken: nothing goes there without the prefix cache or with preemption recompute")
         num_blocks = 0
-    return HostCache(num_blocks, spec.block_size, block_bytes, spec.device, attention, parallel)
+    scales = b"" if spec.kv_scales is None else spec.kv_scales.cpu().view(torch.uint8).numpy().tobytes()
+    identity = hashlib.sha256(scales).hexdigest()
+    return HostCache(num_blocks, spec.block_size, block_bytes, spec.device, attention, parallel, identity)
 
 
 def make_forward(

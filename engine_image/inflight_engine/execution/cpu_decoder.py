@@ -153,6 +153,9 @@ class NativeDecoder:
             shapes.append((plain, vocab, hidden))
         packer.allocate(shapes)
 
+        # In the order of a checkpoint's files: a remote one is read ahead in this order.
+        tied = config.tie_word_embeddings
+        embedding, _ = packer.linear(of_head if tied else plain, False, hidden, {"model.embed_tokens": vocab})
         layers = (_Layer * config.num_hidden_layers)()
         for index, layer in enumerate(layers):
             name = f"model.layers.{index}"
@@ -176,9 +179,8 @@ class NativeDecoder:
             )
         self._kept.append(layers)
 
-        tied = config.tie_word_embeddings
-        head, _ = packer.linear(of_head, False, hidden, {"model.embed_tokens" if tied else "lm_head": vocab})
-        embedding = head if tied else packer.linear(plain, False, hidden, {"model.embed_tokens": vocab})[0]
+        final_norm = packer.vector("model.norm.weight", hidden)
+        head = embedding if tied else packer.linear(of_head, False, hidden, {"lm_head": vocab})[0]
         rotation = rotation_table(config, max_model_len)
         self._kept.append(rotation)
         decoder = _Decoder(
@@ -193,7 +195,7 @@ class NativeDecoder:
             embedding=embedding,
             head=head,
             layers=ctypes.addressof(layers),
-            final_norm=packer.vector("model.norm.weight", hidden),
+            final_norm=final_norm,
             rotation=rotation.data_ptr(),
         )
         self._run = ctypes.c_void_p()

@@ -31,6 +31,7 @@ class HostCache:
         block_bytes: bytes of a block over all layers.
         device: device of the cache of `attention`.
         parallel: the runners that hold the other parts of each block.
+        identity: of the scales of a cache in fp8; what is stored means nothing with others.
 
     Raises:
         KVCacheSizeError: the system does not let this much memory be pinned.
@@ -44,16 +45,21 @@ class HostCache:
         device: torch.device,
         attention: AttentionBackend,
         parallel: Parallel = ALONE,
+        identity: str = "",
     ) -> None:
         self.num_blocks = num_blocks
         self._block_size = block_size
         self._device = device
         self._parallel = parallel
+        self.block_bytes = block_bytes
+        self.identity = identity
         self._blocks = zeros((num_blocks, block_bytes), torch.uint8, torch.device("cpu"))
         if num_blocks and device.type == "cuda":
             _pin(self._blocks)
             # Not at exit: the driver takes everything back by itself then, and may be gone already.
             weakref.finalize(self, _unpin, self._blocks).atexit = False
+        self._rows = self._blocks.numpy()
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         copies = StagedCopies if num_blocks and device.type == "cuda" else DirectCopies
         self._copies = copies(attention.blocks(), self._blocks)
 
@@ -72,6 +78,24 @@ class HostCache:
         """
         num_damaged = torch.stack([self._copies.copy_in(places, blocks) for places, blocks in copies])
         return self._parallel.all_reduce(num_damaged.float())
+
+    def row(self, place: int) -> memoryview:
+        """Return the bytes of a host block."""
+        return memoryview(self._rows[place])
+
+    def checksums(self, places: Sequence[int]) -> list[int]:
+        """Return the checksums of host blocks, once all that was copied out is there; from any thread."""
+        assert self._copies.checksums is not None
+        if self._device.type != "cuda":
+            return self._copies.checksums.of(places)
+        with torch.cuda.stream(self._side):
+            self._copies.settle()
+            return self._copies.checksums.of(places)
+
+    def set_checksums(self, places: Sequence[int], checksums: Sequence[int]) -> None:
+        """Take the checksums of what was put into host blocks by others."""
+        if self._copies.checksums is not None and len(places):
+            self._copies.checksums.set(places, checksums)
 
     def measure_copy_rate(self, num_device_blocks: int) -> float:
         """Tokens a second whose keys and values can be copied one way; takes milliseconds.

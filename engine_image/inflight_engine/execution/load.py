@@ -75,9 +75,14 @@ def load_model(
     """
     refuse_options(config, model_config)
     if isinstance(model_config, TransformersConfig):
+        if files.remote is not None:
+            raise ValueError(
+                f"{model_config.shape.architecture} runs through transformers' modules, which read weights from files: "
+                f"serve it from a folder or from hf://, not from {files.source}"
+            )
         return TransformersModel(model_config, files, dtype, device)
     max_model_len = config.max_model_len or model_config.max_position_embeddings
-    weights = open_weights(files, model_config)
+    weights = open_weights(files, model_config, whole=parallel.size == 1)
     reason = NativeDecoder.why_not(config, model_config, dtype, device)
     if reason is None:
         if isinstance(weights, Fp8Weights | PackedWeights):

@@ -43,6 +43,9 @@ class Runner:
         graphs: CUDA graphs of small steps; None: all steps are launched kernel by kernel.
         pieces: cuts steps for which the device has no memory; None: such a step fails.
         lookahead: a second step may be launched before the first is collected.
+
+    Attributes:
+        host_cache: the memory behind the KV cache.
     """
 
     def __init__(
@@ -61,13 +64,13 @@ class Runner:
         lookahead: bool,
     ) -> None:
         self.info = info
+        self.host_cache = host_cache
         self.lookahead = lookahead
         self._model = model
         self._forward = forward
         self._feed = feed
         self._sampler = sampler
         self._batch = batch
-        self._host_cache = host_cache
         self._masks = masks
         self._pooled = PooledSlots()
         self._graphs = graphs
@@ -99,7 +102,7 @@ class Runner:
     def _compute(self, plan: StepPlan) -> _InFlight:
         """Run one step: offload blocks, update slots, load blocks, then compute the tokens."""
         if plan.stores is not None:
-            self._host_cache.copy_out(plan.stores.block_ids.tolist(), plan.stores.host_block_ids.tolist())
+            self.host_cache.copy_out(plan.stores.block_ids.tolist(), plan.stores.host_block_ids.tolist())
         self._batch.apply(plan)
         self._sampler.apply(plan)
         self._masks.apply(plan)
@@ -125,7 +128,7 @@ class Runner:
         if not starts:
             return None
         size = self.info.block_size
-        damaged = self._host_cache.copy_in([(start.host_block_ids, start.loaded(size).tolist()) for start in starts])
+        damaged = self.host_cache.copy_in([(start.host_block_ids, start.loaded(size).tolist()) for start in starts])
         return _Loads([start.slot for start in starts], Fetch([damaged], self._on_gpu))
 
     def _run(self, plan: StepPlan) -> _Computed:

@@ -34,6 +34,8 @@ class Source(NamedTuple):
         schema: the JSON schema that it is made of; None: it is of another kind.
         written: the text is not serialized, but in llguidance's dialect of Lark, or in GBNF.
         short_runs: it is known to leave no choice of at most `MAX_FORCED` characters in a row.
+        parts: JSON schemas of parts of it, for llguidance, by their places in the field: names of rules, which its
+            messages have, say nothing to clients.
     """
 
     field: str
@@ -41,6 +43,7 @@ class Source(NamedTuple):
     schema: Mapping[str, Any] | None = None
     written: bool = False
     short_runs: bool = False
+    parts: Mapping[str, Mapping[str, Any]] = {}
 
 
 class Tag(NamedTuple):
@@ -74,10 +77,12 @@ def of_choice(field: str, choices: Sequence[str]) -> Source:
     return Source(field, LLMatcher.grammar_from_lark(f"start: {alternatives}"), short_runs=short)
 
 
-def of_grammar(field: str, grammar: str, *, short_runs: bool = False) -> Source:
-    """Make a grammar of one in llguidance's dialect of Lark, or in GBNF. `short_runs`: as of `Source`."""
+def of_grammar(
+    field: str, grammar: str, *, short_runs: bool = False, parts: Mapping[str, Mapping[str, Any]] | None = None
+) -> Source:
+    """Make a grammar of one in llguidance's dialect of Lark, or in GBNF. `short_runs`, `parts`: as of `Source`."""
     _check_length(len(grammar))
-    return Source(field, grammar, written=True, short_runs=short_runs)
+    return Source(field, grammar, written=True, short_runs=short_runs, parts=parts or {})
 
 
 def _check_length(length: int) -> None:
@@ -140,7 +145,7 @@ def check(source: Source) -> str:
     message = _refusal(text)
     if message:
         place = "" if source.schema is None else _place(source.schema, message)
-        raise GrammarError(f"{source.field}{place}: {message}")
+        raise GrammarError(_part_refused(source) or f"{source.field}{place}: {message}")
     if not source.short_runs:
         text = _without_runs(text)
     # Masks take work that validation does not; special tokens that bytes lack do not matter here.
@@ -169,6 +174,18 @@ def _within(lark: str, name: str, grammar: str) -> str:
 
 def _refusal(text: str) -> str:
     return LLMatcher.validate_grammar(text, limits=LIMITS).strip()
+
+
+def _part_refused(source: Source) -> str:
+    """The place and the message of the first of a grammar's parts that is refused by itself; empty: none is."""
+    end = time.process_time() + _PROBING_SECONDS
+    for part, schema in source.parts.items():
+        if time.process_time() > end:
+            break
+        message = _refusal(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
+        if message:
+            return f"{source.field}.{part}{_place(schema, message)}: {message}"
+    return ""
 
 
 def _place(schema: Mapping[str, Any], message: str) -> str:

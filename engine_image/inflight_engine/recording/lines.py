@@ -25,7 +25,7 @@ from inflight_engine.scheduling.plan import Slots, StepPlan
 from inflight_settings.limits import Limits
 
 HEADER_TAG = "inflight-engine schedule"
-FORMAT_VERSION = 8
+FORMAT_VERSION = 9
 """Version of the format, raised when lines or their meaning change. A reader takes only files of its own version."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
@@ -41,12 +41,14 @@ class Header(msgspec.Struct, frozen=True, tag_field="record", tag=HEADER_TAG):
         version: the format's, `FORMAT_VERSION`.
         program: version of the program that wrote it.
         started: when the recording began, RFC 3339 in UTC.
+        kv_bytes_per_token: keys and values of a token; None: unknown.
     """
 
     version: int
     program: str
     started: str
     config: SchedulerConfig
+    kv_bytes_per_token: int | None = None
 
 
 class Added(msgspec.Struct, frozen=True, array_like=True, tag="add"):
@@ -109,6 +111,25 @@ class TimePassed(msgspec.Struct, frozen=True, array_like=True, tag="time"):
     now: float
 
 
+class Fetching(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
+    """Blocks begin to come from behind the tier in host memory, which holds places for those that it does not have.
+
+    Attributes:
+        number: of the fetch.
+        blocks: the numbers of their contents.
+    """
+
+    number: Count
+    blocks: BlockRuns
+
+
+class Fetched(msgspec.Struct, frozen=True, array_like=True, tag="fetched"):
+    """So many leading blocks of a fetch have come; the rest does not."""
+
+    number: Count
+    count: Count
+
+
 class BlocksFilled(msgspec.Struct, frozen=True, array_like=True, tag="blocks"):
     """A request filled more blocks, behind those of earlier lines. The line follows the step that filled the last
     one."""
@@ -168,7 +189,16 @@ class Repeated(msgspec.Struct, frozen=True, array_like=True, tag="same"):
 
 
 Input: TypeAlias = (
-    Added | Cancelled | LimitsChanged | WeightsChanged | RatesChanged | PrefillCostChanged | TimePassed | BlocksFilled
+    Added
+    | Cancelled
+    | LimitsChanged
+    | WeightsChanged
+    | RatesChanged
+    | PrefillCostChanged
+    | TimePassed
+    | Fetching
+    | Fetched
+    | BlocksFilled
 )
 Event: TypeAlias = Input | Step
 Line: TypeAlias = Event | Repeated

@@ -25,6 +25,8 @@ from inflight_engine.recording.lines import (
     BlocksFilled,
     Cancelled,
     Ended,
+    Fetched,
+    Fetching,
     Header,
     Input,
     LimitsChanged,
@@ -65,6 +67,7 @@ class Recorder:
         sink: takes the gzip stream; closed by `close`, or when the recording ends early.
         is_cached: tells whether a block with this hash can be found in the prefix cache now. By it the recorder forgets
             hashes that nothing can meet again, so its memory stays bounded by the cache and the requests at hand.
+        kv_bytes_per_token: for the header.
         max_bytes: compressed; exceeded by less than one flush.
     """
 
@@ -74,6 +77,7 @@ class Recorder:
         sink: BinaryIO,
         *,
         is_cached: Callable[[bytes], bool],
+        kv_bytes_per_token: int | None = None,
         max_bytes: int = MAX_BYTES,
     ) -> None:
         self._sink: BinaryIO | None = sink
@@ -94,18 +98,24 @@ class Recorder:
         self._contents = ContentNumbers(self._requests, is_cached)
         self._tenant_key = os.urandom(16)
         started = datetime.now(UTC).isoformat(timespec="milliseconds")
-        self._write_line(Header(FORMAT_VERSION, version("inflight"), started, config))
+        self._write_line(Header(FORMAT_VERSION, version("inflight"), started, config, kv_bytes_per_token))
         self.flush()
 
     @classmethod
-    def to_file(cls, path: str, config: SchedulerConfig, is_cached: Callable[[bytes], bool]) -> Recorder:
+    def to_file(
+        cls,
+        path: str,
+        config: SchedulerConfig,
+        is_cached: Callable[[bytes], bool],
+        kv_bytes_per_token: int | None = None,
+    ) -> Recorder:
         """Record to a new file; one that is there is overwritten.
 
         Raises:
             OSError: it cannot be opened; the message says why.
         """
         try:
-            return cls(config, open(path, "wb"), is_cached=is_cached)
+            return cls(config, open(path, "wb"), is_cached=is_cached, kv_bytes_per_token=kv_bytes_per_token)
         except OSError as error:
             raise OSError(f"cannot record to {path}: {error.strerror}") from error
 
@@ -142,6 +152,15 @@ class Recorder:
 
     def prefill_cost(self, cost: CostModel | None) -> None:
         self._write(PrefillCostChanged(cost))
+
+    def fetching(self, number: int, hashes: Sequence[bytes]) -> None:
+        """Blocks begin to come from behind the tier."""
+        if self._sink is not None:
+            self._write(Fetching(number, self._contents.runs(hashes)))
+
+    def fetched(self, number: int, count: int) -> None:
+        """Blocks have come."""
+        self._write(Fetched(number, count))
 
     def time_passed(self, step: int, now: float) -> None:
         """The scheduler was asked for a step, and `now` is its `last_change`."""

@@ -18,6 +18,8 @@ from inflight_engine.recording.lines import (
     Cancelled,
     Ended,
     Event,
+    Fetched,
+    Fetching,
     LimitsChanged,
     PlanDigest,
     PrefillCostChanged,
@@ -140,6 +142,10 @@ class _Replayer:
                 self._scheduler.offload.rates = event.rates
             case PrefillCostChanged():
                 self._scheduler.deadlines.cost = event.cost
+            case Fetching():
+                self._scheduler.offload.fetch(event.number, _hashes(event.blocks))
+            case Fetched():
+                self._scheduler.offload.fetched(event.number, event.count)
             case TimePassed():
                 self._times.append(event)
             case BlocksFilled():
@@ -161,7 +167,7 @@ class _Replayer:
             scheduling=event.scheduling,
             output_token_ids=np.zeros(event.num_output_tokens, np.int32),
             # The scheduler hashes only blocks that have no hash yet, so it does not look at the tokens.
-            block_hashes=[b"%d" % number for first, count in blocks for number in range(first, first + count)],
+            block_hashes=_hashes(blocks),
         )
         try:
             self._scheduler.add(request)
@@ -241,6 +247,10 @@ class _Replayer:
             lines.append(f"prefill: {owner(chunk.slot)}, tokens {chunk.start} to {chunk.start + chunk.length - 1}")
         lines += [f"decode: {owner(slot)}" for slot in plan.decode_slots.tolist()]
         return "\n    ".join(lines)
+
+
+def _hashes(blocks: BlockRuns) -> list[bytes]:
+    return [b"%d" % number for first, count in blocks for number in range(first, first + count)]
 
 
 def _step_text(step: Step) -> str:

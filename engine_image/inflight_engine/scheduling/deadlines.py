@@ -6,6 +6,7 @@ from math import inf
 
 from inflight_cost.model import CostModel, StepWork
 from inflight_engine.cache.block_pool import BlockPool
+from inflight_engine.cache.offload import Offload
 from inflight_engine.request import Request
 from inflight_engine.scheduling.config import SchedulerConfig
 
@@ -19,22 +20,25 @@ class Deadlines:
 
     Attributes:
         cost: predicts what a prefill takes; None: not known, and counted as nothing.
+        offload: predicts loads.
     """
 
-    def __init__(self, config: SchedulerConfig, pool: BlockPool) -> None:
+    def __init__(self, config: SchedulerConfig, pool: BlockPool, offload: Offload) -> None:
+        self.offload = offload
         self.cost: CostModel | None = None
         self._pool = pool
         self._targets = config.ttft_targets
         self._per_token = config.ttft_per_token
 
     def latest_start(self, request: Request, num_running: int, max_num_batched_tokens: int) -> float:
-        """Arrival + target - what computing the prompt adds to steps - these steps with the decodes that run: as many
-        as the token budget makes of the prompt - what others take of the time: the step under way, and the rest of the
-        last one, full ones both where requests wait, but at most `_OTHERS` of the target. In seconds, on the clock of
-        `Request.arrival_time`; infinite without a target.
+        """Arrival + target - loading what the tier has of the prompt - what computing the rest adds to steps - these
+        steps with the decodes that run: as many as the token budget makes of the rest - what others take of the time:
+        the step under way, and the rest of the last one, full ones both where requests wait, but at most `_OTHERS` of
+        the target. In seconds, on the clock of `Request.arrival_time`; infinite without a target.
 
-        All of it as it is when the request arrives: the cost model, what the prefix cache has of the prompt, the budget
-        and the running requests. A request is in time for no longer than its target, so little of it changes.
+        All of it as it is when the request arrives: the cost model, what the prefix cache and the tier have of the
+        prompt, the budget and the running requests. A request is in time for no longer than its target, so little of it
+        changes.
         """
         target = self._targets.get(request.scheduling.service_class)
         if target is None:
@@ -45,11 +49,14 @@ class Deadlines:
             return latest
         num_tokens, size = request.num_prompt_tokens, pool.block_size
         # At least one token has to be computed, for its logits.
-        cached = len(pool.match(request.block_hashes[: (num_tokens - 1) // size])) * size
+        hashes = request.block_hashes[: (num_tokens - 1) // size]
+        num_cached = len(pool.match(hashes))
+        loaded, loading = self.offload.predicted(hashes[num_cached:], num_cached * size)
+        cached = num_cached * size + loaded
         computed = num_tokens - cached
         num_steps = -(-computed // max_num_batched_tokens)
         kv_tokens = (pool.num_blocks - pool.num_free) * size
         decodes = cost.seconds(StepWork(num_running, 0, kv_tokens, 0))
         full = cost.seconds(StepWork(num_running, max(0, max_num_batched_tokens - num_running), kv_tokens, 0))
         own = cost.prefill_seconds(computed, cached) + num_steps * decodes
-        return latest - own - min(2 * full, _OTHERS * target)
+        return latest - loading - own - min(2 * full, _OTHERS * target)

@@ -23,8 +23,8 @@ class WaitingQueues:
     A prompt token counts once, when it is first admitted, and an output token when it is generated (the one that a
     prefill samples: when that is admitted). Tokens recomputed after a preemption are not charged: the preemption was
     the scheduler's choice, and brings the client no new token. Nor are the tokens that a continued request brings
-    along charged to its class: they were charged where they were generated. Its tenant is charged for those that its
-    prefill computes, since it goes before the new requests of other tenants.
+    along charged to its class, if it resumes: they were charged where they were generated. Its tenant is charged for
+    those that its prefill computes, since it goes before the new requests of other tenants.
 
     Raises:
         ValueError: there is no class, or two of one name, or a weight is not a number above 0.
@@ -169,8 +169,8 @@ class WaitingQueues:
         """A request got a slot, right after it was popped, and its prefill computes this many tokens."""
         num_counted = 0 if request.num_preemptions else num_tokens
         if self._counters is not None:
-            continued = len(request.output_token_ids) > 0
-            self._counters.admitted(request.scheduling.service_class, 0 if continued else num_counted, clock)
+            resumes = request.state is RequestState.PREEMPTED
+            self._counters.admitted(request.scheduling.service_class, 0 if resumes else num_counted, clock)
         self.by_class[request.scheduling.service_class].policy.admitted(request, num_counted, clock)
 
     def decode_started(self, request: Request, clock: int) -> None:

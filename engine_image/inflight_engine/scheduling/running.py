@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from inflight_engine.block_events import BlocksStored
 from inflight_engine.cache.block_pool import BlockIds, BlockPool
-from inflight_engine.cache.prefix import block_hashes, root_hash
+from inflight_engine.cache.prefix import hash_blocks, root_hash, root_of, shares_blocks
 from inflight_engine.request import Request, TokenIds
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.decodes import DecodeGroup
@@ -221,7 +221,7 @@ class Running:
         return SlotStart(
             slot=slot,
             request_id=request.request_id,
-            token_ids=all_tokens(request),
+            token_ids=request.token_ids,
             num_prompt_tokens=request.num_prompt_tokens,
             num_computed_tokens=int(self.table.num_computed[slot]),
             sampling=request.sampling,
@@ -268,7 +268,7 @@ class Running:
 
     def register(self, request: Request, slot: int, num_tokens: int) -> list[int]:
         """Tell the prefix cache what the slot's full blocks of so many tokens contain; returns those new to it."""
-        if not self._prefix_caching or not _shares(request):
+        if not self._prefix_caching or not shares_blocks(request):
             return []
         block_size = self.pool.block_size
         known, full = int(self.table.num_registered[slot]), num_tokens // block_size
@@ -291,23 +291,6 @@ def longest_request(config: SchedulerConfig) -> int:
     return min(config.max_model_len, config.num_blocks * config.block_size)
 
 
-def all_tokens(request: Request) -> TokenIds:
-    """Return prompt and output known so far of a request that is not decoding, int32."""
-    if not len(request.output_token_ids):
-        return request.prompt_token_ids
-    return np.concatenate([request.prompt_token_ids, request.output_token_ids])
-
-
-def hash_blocks(request: Request, num_tokens: int, block_size: int) -> None:
-    """Extend `block_hashes` to all full blocks of the request's first `num_tokens` tokens, where it shares blocks."""
-    if not _shares(request):
-        return
-    hashed = len(request.block_hashes)
-    parent = request.block_hashes[-1] if hashed else _root(request)
-    tokens = all_tokens(request)[hashed * block_size : num_tokens]
-    request.block_hashes += block_hashes(tokens, block_size, parent)
-
-
 def _runs(numbers: npt.NDArray[np.intp]) -> list[range]:
     """Return the runs of consecutive numbers among ascending ones."""
     parts = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
@@ -317,22 +300,11 @@ def _runs(numbers: npt.NDArray[np.intp]) -> list[range]:
 def _stored(request: Request, run: range, block_size: int) -> BlocksStored:
     """Describe these blocks of a request that is not decoding."""
     start, end = run.start, run.stop
-    tokens = all_tokens(request)[start * block_size : end * block_size]
-    root = _root(request) if start == 0 else _COMMON_ROOT
+    tokens = request.token_ids[start * block_size : end * block_size]
+    root = root_of(request) if start == 0 else _COMMON_ROOT
     return BlocksStored(
         hashes=b"".join(request.block_hashes[start:end]),
         parent=request.block_hashes[start - 1] if start else b"",
         root=b"" if root == _COMMON_ROOT else root,
         token_ids=tokens.astype("<i4", copy=False).tobytes(),
     )
-
-
-def _root(request: Request) -> bytes:
-    return root_hash(request.scheduling.tenant, request.scheduling.cache_salt)
-
-
-def _shares(request: Request) -> bool:
-    """Tell whether a request may find blocks with computed tokens, and leaves its own to be found. What is found would
-    leave out prompt tokens whose log-probabilities are asked for. Blocks that only such a request could find would
-    take the place of others in the prefix cache."""
-    return request.sampling.prompt_logprobs is None

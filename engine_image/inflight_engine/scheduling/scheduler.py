@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence, Set
 
 from inflight_engine.cache.block_pool import BlockPool
 from inflight_engine.cache.offload import Offload
+from inflight_engine.cache.prefix import hash_blocks
 from inflight_engine.cache.tiers import HostTier
 from inflight_engine.request import FinishReason, ForcedRun, Request, RequestState, TokenIds
 from inflight_engine.scheduling.admission import Admission
@@ -19,7 +20,7 @@ from inflight_engine.scheduling.phases import Phase
 from inflight_engine.scheduling.plan import BlockGrowth, SlotStart, StepPlan
 from inflight_engine.scheduling.preemption import Preemptor
 from inflight_engine.scheduling.queues import WaitingQueues
-from inflight_engine.scheduling.running import Running, hash_blocks, longest_request
+from inflight_engine.scheduling.running import Running, longest_request
 from inflight_engine.scheduling.slots import SlotTable
 from inflight_settings.limits import Limits
 
@@ -84,7 +85,6 @@ class Scheduler:
         self.config = config
         self.queues = WaitingQueues(config)
         self.running = Running(pool, table, decodes, self.queues, prefix_caching=config.prefix_caching)
-        self.deadlines = Deadlines(config, pool)
         self.offload = Offload(
             HostTier(config.num_host_blocks, config.block_size, pool.events) if config.has_tier else None,
             pool,
@@ -92,6 +92,7 @@ class Scheduler:
             always=config.preemption == "swap",
             cost=lambda: self.deadlines.cost,
         )
+        self.deadlines = Deadlines(config, pool, self.offload)
         self.in_flight = PlansInFlight(self.running, self.offload)
         self.preemptor = Preemptor(config, self.queues, self.running)
         self.admission = Admission(config, self.queues, self.running, self.offload)
@@ -250,7 +251,8 @@ class Scheduler:
         return True
 
     def add(self, request: Request) -> None:
-        """Queue a new request. One that comes with tokens is continued: it resumes with them as after a preemption.
+        """Queue a new request. One that comes with tokens is continued: it resumes with them as after a preemption,
+        unless its `Scheduling` says otherwise.
 
         Raises:
             CannotFitError: it is longer than `max_model_len` or than the whole KV cache.
@@ -274,7 +276,7 @@ class Scheduler:
         request.latest_start = self.deadlines.latest_start(
             request, self.num_running, self._limits.max_num_batched_tokens
         )
-        if len(request.output_token_ids):
+        if len(request.output_token_ids) and request.scheduling.resumes:
             request.state = RequestState.PREEMPTED
         self.queues.push(request, self.running.decodes.clock)
         self._num_orders += 1
@@ -415,5 +417,6 @@ class Scheduler:
         return self.running.pool.usage
 
     def is_cached(self, block_hash: bytes) -> bool:
-        """Return whether the prefix cache, or the tier behind it, can find a block with this content now."""
-        return len(self.running.pool.match([block_hash])) > 0 or self.offload.has(block_hash)
+        """Return whether the prefix cache, or the tier behind it, can find a block with this content now, or once it
+        has come from behind the tier."""
+        return len(self.running.pool.match([block_hash])) > 0 or self.offload.may_have(block_hash)

@@ -41,6 +41,9 @@ def describe_invalid(invalid: RequestValidationError) -> ApiError:
     message = {
         "extra_forbidden": "this parameter is unknown",
         "missing": "this field is required",
+        "model_type": "must be an object",
+        "model_attributes_type": "must be an object",
+        "union_tag_not_found": "must be an object with a type",
     }.get(kind, finding["msg"][:1].lower() + finding["msg"][1:])
     code = "unsupported_parameter" if kind in ("extra_forbidden", "unsupported_parameter") else None
     return bad_request(f"{param}: {message}", param, code)

@@ -13,14 +13,13 @@ import logging
 import random
 from collections.abc import Callable
 from contextlib import aclosing
-from sys import intern
 
 from inflight_base.kube.changes import Changes, HistoryError
 from inflight_base.kube.client import KubeApi
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.kube.kinds import RESOURCES, Selection
 from inflight_base.manifest import Manifest
-from inflight_base.manifest.keys import ObjectKey
+from inflight_base.manifest.keys import ObjectKey, key_of
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +122,7 @@ class Reflector:
             async for page in pages:
                 if page.first:
                     found = set()
-                objects: dict[ObjectKey, Manifest | None] = {_key(item): item for item in page.items}
+                objects: dict[ObjectKey, Manifest | None] = {key_of(item): item for item in page.items}
                 found.update(objects)
                 self._known.update(objects)
                 gone = dict.fromkeys(self._known - found) if page.last else {}
@@ -145,7 +144,7 @@ class Reflector:
                 self._heard = asyncio.get_running_loop().time()
                 if event.type == "BOOKMARK":
                     continue
-                key = _key(event.object)
+                key = key_of(event.object)
                 if event.type == "DELETED":
                     self._known.discard(key)
                 else:
@@ -179,7 +178,3 @@ class Reflector:
         else:
             missing = f"{RESOURCES[self.selection.kind][0]} is not installed"
             logger.warning("waiting for the API server: %s", missing if status == 404 else problem)
-
-
-def _key(manifest: Manifest) -> ObjectKey:
-    return ObjectKey(intern(manifest["metadata"]["namespace"]), intern(manifest["metadata"]["name"]))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from sys import intern
+from typing import Any, NamedTuple
 
 
 class ObjectKey(NamedTuple):
@@ -19,3 +21,8 @@ class ServiceKey(ObjectKey):
     """The key of an InferenceService."""
 
     __slots__ = ()
+
+
+def key_of(manifest: Mapping[str, Any]) -> ObjectKey:
+    """Returns the key of a namespaced object. Its strings are interned: thousands of keys repeat them."""
+    return ObjectKey(intern(manifest["metadata"]["namespace"]), intern(manifest["metadata"]["name"]))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -184,6 +184,8 @@ class PageReader:
             page.values[name] = [numbers[index] for index in indices]
         for name, keys in shape.keyed:
             page.keyed[name] = [(key, numbers[index]) for key, index in keys]
+        for name, bounds, first in shape.single:
+            page.single[name] = bounds, numbers[first : first + len(bounds)]
         for name, bounds, first in shape.buckets:
             counts, others = (
                 dict(zip(bounds, numbers[first : first + len(bounds)], strict=True)),
@@ -219,13 +221,17 @@ class PageReader:
                 keyed[name].append((key, index))
             else:
                 values[name].append(index)
+        engines = Counter(name for name, _, _ in buckets)
+        single = {name for name, bounds, _ in buckets if engines[name] == 1 and _is_possible(bounds)}
+        runs = [(name, _shared_bounds(tuple(bounds)), first) for name, bounds, first in buckets]
         return _Shape(
             of=itemgetter(*(one.place for one in series)),
             largest=tuple(self._largest[one.name] for one in series),
             counters=tuple(counters),
             values=tuple((name, tuple(indices)) for name, indices in values.items()),
             keyed=tuple((name, tuple(keys)) for name, keys in keyed.items()),
-            buckets=tuple((name, tuple(bounds), first) for name, bounds, first in buckets),
+            single=tuple(run for run in runs if run[0] in single),
+            buckets=tuple(run for run in runs if run[0] not in single),
         )
 
     def _read_lines(self, text: str, page: Page) -> None:
@@ -269,7 +275,9 @@ class _Shape:
         counters: indices of numbers whose fraction is left out.
         values: indices by name.
         keyed: labels and indices by name.
-        buckets: upper bounds by name, and the index of the first of them; one entry for each engine.
+        single: upper bounds by name of the histograms of one engine, and the index of the first of them: possible
+            bounds, rising, and no more than may be.
+        buckets: the same of others; one entry for each engine.
     """
 
     of: Callable[[Sequence[str]], Sequence[str]]
@@ -277,6 +285,7 @@ class _Shape:
     counters: tuple[int, ...]
     values: tuple[tuple[str, tuple[int, ...]], ...]
     keyed: tuple[tuple[str, tuple[tuple[str, int], ...]], ...]
+    single: tuple[tuple[str, tuple[float, ...], int], ...]
     buckets: tuple[tuple[str, tuple[float, ...], int], ...]
 
 
@@ -288,13 +297,15 @@ class Page:
         cache_configs: lines of `CACHE_CONFIG` from their labels on, `MAX_CURVE` at most.
         values: numbers by name, in the order of the page.
         keyed: numbers of names whose series differ by a label that matters, with the value of that label.
-        buckets: counts of histogram buckets, by name and upper bound.
+        single: possible upper bounds and counts of histogram buckets, by name.
+        buckets: counts of other histogram buckets, by name and upper bound.
         unknown: names with a number that counts as missing.
     """
 
     cache_configs: list[str]
     values: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     keyed: defaultdict[str, list[tuple[str, float]]] = field(default_factory=lambda: defaultdict(list))
+    single: dict[str, tuple[tuple[float, ...], list[float]]] = field(default_factory=dict)
     buckets: defaultdict[str, dict[float, float]] = field(default_factory=lambda: defaultdict(dict))
     unknown: set[str] = field(default_factory=set)
 
@@ -326,18 +337,22 @@ class Page:
             PageError: it has falling counts, no bucket for infinity, impossible bounds, or more buckets than
                 `MAX_BUCKETS`.
         """
-        found = self.buckets[f"{name}_bucket"]
-        if not found or f"{name}_bucket" in self.unknown or f"{name}_sum" in self.unknown:
-            return Histogram()
-        if len(found) > MAX_BUCKETS:
-            raise PageError(f"{name} has {len(found)} buckets, {MAX_BUCKETS} at most are read")
-        bounds = _shared_bounds(tuple(sorted(found)))
-        if problem := _bounds_problem(bounds):
-            raise PageError(f"{name} has {problem}")
-        counts = [found[bound] for bound in bounds]
+        bucket, total = _parts(name)
+        if bucket in self.single:
+            bounds, counts = self.single[bucket]
+        else:
+            found = self.buckets[bucket]
+            if not found or bucket in self.unknown or total in self.unknown:
+                return Histogram()
+            if len(found) > MAX_BUCKETS:
+                raise PageError(f"{name} has {len(found)} buckets, {MAX_BUCKETS} at most are read")
+            bounds = _shared_bounds(tuple(sorted(found)))
+            if problem := _bounds_problem(bounds):
+                raise PageError(f"{name} has {problem}")
+            counts = [found[bound] for bound in bounds]
         if not all(map(le, counts, counts[1:])):
             raise PageError(f"{name} has bucket counts that fall")
-        return Histogram(bounds, counts, self.total(f"{name}_sum"))
+        return Histogram(bounds, counts, self.total(total))
 
     def cost(self, *_: str) -> CostModel | None:
         """The cost model of a step; None if a coefficient is missing or impossible, or the curve is invalid."""
@@ -362,6 +377,12 @@ class Page:
         return sum(int(size[1]) * int(blocks[1]) for size, blocks in found if size is not None and blocks is not None)
 
 
+@lru_cache(maxsize=256)
+def _parts(name: str) -> tuple[str, str]:
+    """Returns the names of a histogram's buckets and of its sum."""
+    return f"{name}_bucket", f"{name}_sum"
+
+
 def _largest_by_key(series: list[tuple[str, float]]) -> dict[str, float]:
     largest: dict[str, float] = {}
     for key, value in series:
@@ -381,6 +402,11 @@ def _shared_cost(coefficients: tuple[float, ...], curve: tuple[tuple[float, floa
 def _shared_bounds(bounds: tuple[float, ...]) -> tuple[float, ...]:
     """Returns the same tuple for all histograms with these bounds."""
     return bounds
+
+
+def _is_possible(bounds: Sequence[float]) -> bool:
+    """Returns True for the upper bounds of a possible histogram, in its order."""
+    return list(bounds) == sorted(bounds) and len(bounds) <= MAX_BUCKETS and not _bounds_problem(tuple(bounds))
 
 
 @lru_cache(maxsize=1024)

@@ -14,35 +14,27 @@ from time import monotonic
 from typing import Generic, TypeVar
 from zlib import crc32
 
-from inflight_base.http.engine_pool import EngineConnection, EnginePool, Loss
-from inflight_base.http.heads import Headers, find
+from inflight_base.http.engine_pool import EnginePool
 from inflight_base.page.names import renamed
 from inflight_base.page.places import Places, Turns
 from inflight_base.page.reader import PageError
+from inflight_base.page.response import LostError, PageResponse
+from inflight_base.page.timetable import Timetable
 
 logger = logging.getLogger(__name__)
-
-MAX_BODY = 2**20
-"""Most bytes of a metrics page. A whole page of vLLM has 50 to 100 kB for each of its engines."""
 
 MAX_ERROR = 200
 """Most characters of an error that are kept; an engine may have written them."""
 
-_SMALL_PAGE, _LARGE_AT_ONCE, _PLACE_SECONDS = 2**17, 64, 0.25
-"""Bytes of a page from which it is read on only together with so many others, and the seconds after which one of these
-gives way to another, sooner if many services wait: hostile engines must not fill the memory, nor keep the pages of
-others from being read."""
+_LARGE_AT_ONCE, _PLACE_SECONDS = 64, 0.25
+"""Number of large pages that are read together, and the seconds after which one of these gives way to another, sooner
+if many services wait: hostile engines must not fill the memory, nor keep the pages of others from being read."""
+
+_LOOK_SECONDS = 0.1
+"""Longest time between two looks for scrapes that take too long, which end late by so much."""
 
 _RETRIES = 2
 """Failures in a row after which a scrape is tried again soon."""
-
-
-class LostError(Exception):
-    """There was no response, or none of HTTP; the message says why."""
-
-    def __init__(self, loss: Loss, why: str) -> None:
-        super().__init__(why)
-        self.loss = loss
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +47,7 @@ class Engine:
         names: names of samples on its page that differ from those that are read, by those.
         group: what engines of one owner have in common, such as their service.
         failures: consecutive failures. page_bytes: bytes of the last page that were read.
-        pending: the timer until the next scrape, or the scrape in flight; None while the scrape is queued.
+        pending: the scrape in flight, or the report of its failure; None in between.
         kept: False once it is no longer scraped.
     """
 
@@ -65,7 +57,7 @@ class Engine:
     group: str = ""
     failures: int = 0
     page_bytes: int = 0
-    pending: asyncio.TimerHandle | asyncio.Task[None] | None = None
+    pending: PageResponse | asyncio.Task[None] | None = None
     kept: bool = True
 
 
@@ -138,6 +130,9 @@ class Scraper(ABC, Generic[E]):
         self._failing: Turns[E] = Turns()
         self._num_failing = 0
         self._large = Places(_LARGE_AT_ONCE, _PLACE_SECONDS, timeout / 2)
+        self._later: Timetable[E] = Timetable(self._fall_due)
+        self._reading: set[PageResponse] = set()
+        self._look: asyncio.TimerHandle | None = None
 
     @abstractmethod
     def scraped(self, engine: E, body: bytes, began: float) -> None:
@@ -147,6 +142,11 @@ class Scraper(ABC, Generic[E]):
             ValueError: it is not an engine's page; `failed` is called with it.
         """
 
+    async def scraped_large(self, engine: E, body: bytes, began: float) -> None:
+        """Takes a page of more than `SMALL_PAGE` bytes, with the engine's own names, as `scraped` does. Few are taken
+        at a time."""
+        self.scraped(engine, renamed(body, engine.names), began)
+
     @abstractmethod
     async def failed(self, engine: E, error: Exception, reason: str) -> None:
         """Takes the failure of a scrape. `reason`: the error in words, at most about `MAX_ERROR` characters."""
@@ -155,7 +155,7 @@ class Scraper(ABC, Generic[E]):
         """Scrapes the engine after `delay` seconds and in each interval."""
         self._num_engines += 1
         if delay > 0:
-            engine.pending = asyncio.get_running_loop().call_later(delay, self._fall_due, engine)
+            self._later.add(delay, engine)
         else:
             self._fall_due(engine)
 
@@ -168,7 +168,15 @@ class Scraper(ABC, Generic[E]):
 
     def close(self) -> None:
         """Closes the connections; no engine is scraped any more."""
+        self._later.clear()
+        if self._look is not None:
+            self._look.cancel()
         self._pool.close()
+
+    def _fall_due(self, engine: E) -> None:
+        if engine.kept:
+            (self._failing if engine.failures else self._due).add(engine.group, engine)
+            self._start()
 
     def _start(self) -> None:
         while self._num_running < self._concurrency:
@@ -180,17 +188,102 @@ class Scraper(ABC, Generic[E]):
             if engine.kept:
                 self._num_running += 1
                 self._num_failing += failing
-                engine.pending = task = asyncio.create_task(self._scrape(engine), name=f"scrape {engine.key}")
-                task.add_done_callback(partial(self._ended, failing))
+                self._scrape(engine, failing=failing)
 
-    def _ended(self, failing: bool, task: asyncio.Task[None]) -> None:
+    def _scrape(self, engine: E, *, failing: bool) -> None:
+        # A late event loop takes answers late that came in time.
+        deadline = asyncio.get_running_loop().time() + self._timeout * self._stretch()
+        response = PageResponse(
+            self._pool,
+            monotonic(),
+            deadline,
+            partial(self._over, engine, failing),
+            partial(self._hold, engine, failing),
+        )
+        engine.pending = response
+        self._reading.add(response)
+        if self._look is None:
+            self._look_later()
+        try:
+            _, _, address, path = engine.url.split("/", 3)
+            # A server with other names would leave them out of its page.
+            query = b"" if engine.names else self._query
+            request = b"".join((b"GET /", path.encode(), query, self._headers, address.encode(), b"\r\n\r\n"))
+            response.send(address, request)
+        except Exception as error:
+            response.fail(error)
+
+    def _look_later(self) -> None:
+        self._look = asyncio.get_running_loop().call_later(min(_LOOK_SECONDS, self._timeout / 4), self._end_late)
+
+    def _end_late(self) -> None:
+        """Ends the scrapes that take too long."""
+        self._look, now = None, asyncio.get_running_loop().time()
+        for response in [one for one in self._reading if one.deadline <= now]:
+            response.fail(TimeoutError())
+        if self._reading:
+            self._look_later()
+
+    def _hold(self, engine: E, failing: bool, response: PageResponse) -> None:
+        """Reads the rest of a large page, and takes the page, once it has a place."""
+        response.whole = asyncio.Event()
+        held = self._held(engine, failing, response, response.whole)
+        response.place = asyncio.create_task(held, name=f"scrape {engine.key}")
+
+    async def _held(self, engine: E, failing: bool, response: PageResponse, whole: asyncio.Event) -> None:
+        error: Exception | None = None
+        async with self._large.held(engine.group, response.give_way):
+            response.resume()
+            await whole.wait()  # another end of the response cancels this
+            try:
+                await self.scraped_large(engine, bytes(response.body), response.began)
+            except Exception as problem:
+                error = problem
+        self._taken(engine, error, failing)
+
+    def _over(self, engine: E, failing: bool, response: PageResponse) -> None:
+        """Takes the end of a response."""
+        self._reading.discard(response)
+        if response.size:
+            engine.page_bytes = response.size
+        error, place = response.error, response.place
+        if place is not None and response.whole is not None:
+            if error is None and engine.kept:
+                engine.pending = place
+                place.add_done_callback(lambda task: self._finish(engine, failing) if task.cancelled() else None)
+                response.whole.set()
+                return
+            place.cancel()
+        if error is None and engine.kept:
+            try:
+                self.scraped(engine, renamed(bytes(response.body), engine.names), response.began)
+            except Exception as problem:
+                error = problem
+        self._taken(engine, error, failing)
+
+    def _taken(self, engine: E, error: Exception | None, failing: bool) -> None:
+        """Notes the result of a scrape. Args: error: why it has none."""
+        if not engine.kept:
+            self._finish(engine, failing)
+        elif error is not None:
+            self._report(engine, error, failing)
+        else:
+            self.counts.done += 1
+            engine.failures = 0
+            self._finish(engine, failing)
+
+    def _report(self, engine: E, error: Exception, failing: bool) -> None:
+        self.counts.failed += 1
+        engine.failures += 1
+        engine.pending = task = asyncio.create_task(self.failed(engine, error, self._reason(engine, error)))
+        task.add_done_callback(lambda _: self._finish(engine, failing))
+
+    def _finish(self, engine: E, failing: bool) -> None:
+        engine.pending = None
+        if engine.kept:
+            self._later.add(self._wait(engine, asyncio.get_running_loop().time()), engine)
         self._num_running -= 1
         self._num_failing -= failing
-        self._start()
-
-    def _fall_due(self, engine: E) -> None:
-        engine.pending = None
-        (self._failing if engine.failures else self._due).add(engine.group, engine)
         self._start()
 
     def _wait(self, engine: E, now: float) -> float:
@@ -208,24 +301,6 @@ class Scraper(ABC, Generic[E]):
         earliest = now + (intervals - 0.5) * interval
         return moment + math.ceil((earliest - moment) / interval) * interval - now
 
-    async def _scrape(self, engine: E) -> None:
-        began = monotonic()
-        try:
-            # A late event loop takes answers late that came in time.
-            async with asyncio.timeout(self._timeout * self._stretch()):
-                body = renamed(await self._page(engine), engine.names)
-            self.scraped(engine, body, began)
-            self.counts.done += 1
-            engine.failures = 0
-        except Exception as error:
-            self.counts.failed += 1
-            engine.failures += 1
-            await self.failed(engine, error, self._reason(engine, error))
-        finally:
-            if engine.kept:
-                loop = asyncio.get_running_loop()
-                engine.pending = loop.call_later(self._wait(engine, loop.time()), self._fall_due, engine)
-
     def _reason(self, engine: E, error: Exception) -> str:
         if isinstance(error, TimeoutError):
             return f"no answer within {self._timeout:g} s"
@@ -234,120 +309,3 @@ class Scraper(ABC, Generic[E]):
         # A bug of this program with one engine must not end its scrapes.
         logger.error("scraping %s failed", engine.url, exc_info=error)
         return f"{type(error).__name__}: {str(error)[:MAX_ERROR]}"
-
-    async def _page(self, engine: E) -> bytes:
-        """Returns the body of a plain 200; of any other response, as little as possible is read.
-
-        Raises:
-            PageError: another status, an encoding, or more than `MAX_BODY` bytes.
-            LostError: no response, or none of HTTP.
-        """
-        _, _, address, path = engine.url.split("/", 3)
-        # A server with other names would leave them out of its page.
-        query = b"" if engine.names else self._query
-        request = b"".join((b"GET /", path.encode(), query, self._headers, address.encode(), b"\r\n\r\n"))
-        page = _Page(engine, self._pool, address, request)
-        try:
-            if not await page.read():
-                async with self._large.held(engine.group, page.give_way):
-                    await page.read()
-        finally:
-            page.cancel()
-        return bytes(page.body)
-
-
-class _Page:
-    """Reader of the response with a page. Attributes: body: what was read of the page."""
-
-    __slots__ = ("_address", "_call", "_engine", "_error", "_large", "_news", "_pool", "_request", "body")
-
-    def __init__(self, engine: Engine, pool: EnginePool, address: str, request: bytes) -> None:
-        self.body: bytes | bytearray = b""
-        self._engine = engine
-        self._pool = pool
-        self._address = address
-        self._request = request
-        self._large = False
-        self._error: Exception | None = None
-        self._news: asyncio.Future[None] | None = None
-        self._call: EngineConnection | None = None
-        self._send(fresh=False)
-
-    async def read(self) -> bool:
-        """Reads the page; returns False once in between, if it is large.
-
-        Raises:
-            PageError, LostError: see `Scraper`.
-        """
-        if self._call is not None:
-            if self._large:
-                self._call.resume()
-            self._news = asyncio.get_running_loop().create_future()
-            await self._news
-        if self._error is not None:
-            raise self._error
-        return self._call is None
-
-    def cancel(self) -> None:
-        """Ends the call, if it has not ended, with its connection: the rest of the body is not read."""
-        call, self._call = self._call, None
-        if call is not None:
-            call.cancel()
-
-    def give_way(self) -> None:
-        """Ends the call: others wait for the place of this page."""
-        self._fail(PageError(f"{len(self.body)} bytes came before it was another's turn"))
-
-    def _send(self, *, fresh: bool) -> None:
-        self._call = call = self._pool.call(self._address, self, fresh=fresh)
-        call.write(self._request)
-        call.sent = True
-
-    def _fail(self, error: Exception) -> None:
-        self._error = error
-        self.cancel()
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
-
-    # Called by the connection.
-
-    def head(self, status: int, headers: Headers) -> None:
-        encoding, length = find(headers, b"content-encoding"), int(find(headers, b"content-length") or 0)
-        if status != 200:
-            self._fail(PageError(f"HTTP {status}"))
-        elif encoding is not None and encoding.lower() != b"identity":
-            self._fail(PageError(f"Content-Encoding {encoding.decode('latin-1')[:40]!r} was not asked for"))
-        elif length > MAX_BODY:
-            self._fail(PageError(f"{length} bytes, more than {MAX_BODY}"))
-
-    def data(self, data: bytes) -> None:
-        if not self.body:
-            self.body = data
-        else:
-            if isinstance(self.body, bytes):
-                self.body = bytearray(self.body)
-            self.body += data
-        self._engine.page_bytes = size = len(self.body)
-        if size > MAX_BODY:
-            self._fail(PageError(f"more than {MAX_BODY} bytes"))
-        elif size > _SMALL_PAGE and not self._large and self._call is not None:
-            self._large = True
-            self._call.pause()
-            self._wake()
-
-    def ended(self) -> None:
-        self._call = None
-        self._wake()
-
-    def lost(self, loss: Loss) -> None:
-        call, self._call = self._call, None
-        if loss is Loss.STALE:
-            self._send(fresh=True)
-        else:
-            self._fail(LostError(loss, "" if call is None else call.why))
-
-    def engine_writable(self, *, now: bool) -> None:
-        pass

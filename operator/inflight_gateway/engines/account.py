@@ -88,6 +88,7 @@ class Account:
         now: float,
         cached_tokens: int = 0,
         answer_tokens: float = 0.0,
+        loaded_tokens: int = 0,
         *,
         growing: bool = False,
     ) -> EndpointLoad:
@@ -106,6 +107,7 @@ class Account:
             self.others,
             self.growth_of() if growing else None,
             answer_tokens,
+            min(loaded_tokens, cached_tokens),
         )
 
     def take(self, sample: EngineSample) -> None:

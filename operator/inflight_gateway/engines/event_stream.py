@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -30,14 +31,14 @@ MESSAGE_BYTES = 1024
 MAX_QUEUED = 64
 """Most messages that wait to be read."""
 
-MAX_PER_TURN = 64
-"""Most messages that are read in a turn of the event loop: some 1 ms."""
+MAX_BYTES_PER_TURN = 2**17
+"""Bytes of messages after which a socket is read on in the next turn of the event loop: some ms at most."""
 
 REPLAY_S = 2.0
 """Seconds in which missed batches come; after them, what the engine holds is unknown."""
 
-MAX_WAITING_BYTES = 8 * 2**20
-"""Most bytes of messages that wait for missed ones."""
+MAX_WAITING_BYTES = 2**20
+"""Most bytes of messages that wait for missed ones, and are then applied at once."""
 
 AGAIN_S = 60.0
 """Seconds until a stream that was closed is opened again."""
@@ -47,7 +48,7 @@ HEARTBEAT_MS, SILENT_MS = 2_000, 6_000
 
 _NUMBER_BYTES = 8
 _END_OF_REPLAY = b"\xff" * _NUMBER_BYTES
-_MOST_FRAMES = 5
+_FEWEST_FRAMES, _MOST_FRAMES = 3, 5
 
 
 class EventStream:
@@ -121,10 +122,10 @@ class EventStream:
         events = self._events = self._socket(zmq.SUB)
         events.subscribe(b"")
         self._monitor = events.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-        self._loop.add_reader(events, self._read)
-        self._loop.add_reader(self._monitor, self._read)
+        self._loop.add_reader(events, self._read_soon)
+        self._loop.add_reader(self._monitor, self._read_soon)
         events.connect(f"tcp://{self._host}:{self._ports.port}")
-        self._read()
+        self._read_soon()
 
     def _socket(self, kind: zmq.SocketType) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
@@ -137,20 +138,29 @@ class EventStream:
 
     def _read(self) -> None:
         """Reads what has come. The descriptors tell of changes only, so all of it is read, in several turns."""
-        if self._reading is not None:
-            self._reading.cancel()
-            self._reading = None
+        self._reading = None
         # First: a connection that was cut comes before the numbers of the next one.
         self._watch()
-        for _ in range(MAX_PER_TURN):
-            if self._events is None:
+        self._receive(self._replaying, self._replayed)
+        self._receive(self._events, self._came)
+
+    def _receive(self, socket: zmq.Socket[bytes] | None, take: Callable[[bytes, bytes], None]) -> None:
+        """Reads the messages of a socket, some of them in a later turn."""
+        left = MAX_BYTES_PER_TURN
+        while left > 0:
+            if socket is None or socket.closed:
                 return
             try:
-                frames = self._events.recv_multipart(zmq.NOBLOCK)
+                frames = socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                break
-            self._take(frames, 3, self._came)
-        else:
+                return
+            size = MESSAGE_BYTES + sum(map(len, frames))
+            left -= size
+            self._take(frames, size, take)
+        self._read_soon()
+
+    def _read_soon(self) -> None:
+        if self._reading is None and self._events is not None:
             self._reading = self._loop.call_soon(self._read)
 
     def _watch(self) -> None:
@@ -173,23 +183,29 @@ class EventStream:
         self._connected, self._problem = False, problem
         self._again = self._loop.call_later(AGAIN_S, self._open)
 
-    def _take(self, frames: list[bytes], least: int, take: Callable[[bytes, bytes], None]) -> None:
-        """Applies a message by its last two frames: number and content."""
-        now = self._clock()
-        self._credit = min(BURST_BYTES, self._credit + MAX_BYTES_PER_SECOND * (now - self._credit_at))
-        self._credit_at = now
-        self._credit -= MESSAGE_BYTES + sum(map(len, frames))
-        if self._credit < 0:
-            self._fail("rate")
-            return
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Closes the stream if messages are not understood, or there is no room for what they say."""
         try:
-            if not least <= len(frames) <= _MOST_FRAMES or len(frames[-2]) != _NUMBER_BYTES:
-                raise Unreadable("no number")
-            take(frames[-2], frames[-1])
+            yield
         except Unreadable:
             self._fail("unreadable")
         except TooManyBlocks:
             self._fail("blocks")
+
+    def _take(self, frames: list[bytes], size: int, take: Callable[[bytes, bytes], None]) -> None:
+        """Applies a message by its last two frames: number and content."""
+        now = self._clock()
+        self._credit = min(BURST_BYTES, self._credit + MAX_BYTES_PER_SECOND * (now - self._credit_at))
+        self._credit_at = now
+        self._credit -= size
+        if self._credit < 0:
+            self._fail("rate")
+            return
+        with self._failing():
+            if not _FEWEST_FRAMES <= len(frames) <= _MOST_FRAMES or len(frames[-2]) != _NUMBER_BYTES:
+                raise Unreadable("no number")
+            take(frames[-2], frames[-1])
 
     def _came(self, number: bytes, content: bytes) -> None:
         value = int.from_bytes(number, "big")
@@ -226,21 +242,10 @@ class EventStream:
     def _replay(self, first: int) -> None:
         socket = self._replaying = self._socket(zmq.DEALER)
         socket.connect(f"tcp://{self._host}:{self._ports.replay_port}")
-        self._loop.add_reader(socket, self._read_replay)
+        self._loop.add_reader(socket, self._read_soon)
         self._replay_timer = self._loop.call_later(REPLAY_S, self._end_replay, True)
         socket.send_multipart([b"", first.to_bytes(_NUMBER_BYTES, "big")], zmq.NOBLOCK)
-        self._read_replay()
-
-    def _read_replay(self) -> None:
-        for _ in range(MAX_PER_TURN):
-            if self._replaying is None:
-                return
-            try:
-                frames = self._replaying.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._take(frames, 3, self._replayed)
-        self._loop.call_soon(self._read_replay)
+        self._read_soon()
 
     def _replayed(self, number: bytes, content: bytes) -> None:
         if number == _END_OF_REPLAY:
@@ -258,10 +263,6 @@ class EventStream:
             self._replaying = None
         waiting, self._waiting, self._waiting_bytes = self._waiting, deque(), 0
         if apply_waiting:
-            try:
+            with self._failing():
                 for number, content in waiting:
                     self._jump(number, content)
-            except Unreadable:
-                self._fail("unreadable")
-            except TooManyBlocks:
-                self._fail("blocks")

@@ -10,9 +10,8 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-from inflight_gateway.pick.blocks import ReplicaBlocks
+from inflight_gateway.pick.blocks import DEVICE, ReplicaBlocks
 
-_DEVICE = "GPU"
 _MOST_TOKENS = 2**16
 
 _Name: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
@@ -73,9 +72,14 @@ def apply(content: bytes, blocks: ReplicaBlocks, now: float) -> None:
             raise Unreadable("blocks of several groups of layers")
         match event:
             case BlockStored():
-                blocks.block_size = event.block_size
-                blocks.stored(event.block_hashes, event.parent_block_hash, event.medium or _DEVICE)
+                if (medium := _medium(event)) == DEVICE:
+                    blocks.block_size = event.block_size
+                blocks.stored(event.block_hashes, event.parent_block_hash, medium)
             case BlockRemoved():
-                blocks.removed(event.block_hashes, event.medium or _DEVICE)
+                blocks.removed(event.block_hashes, _medium(event))
             case AllBlocksCleared():
                 blocks.clear(now)
+
+
+def _medium(event: BlockStored | BlockRemoved) -> str:
+    return DEVICE if event.medium is None else event.medium.upper()

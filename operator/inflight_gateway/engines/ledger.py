@@ -123,8 +123,8 @@ class Ledger:
         else:
             matched = index.matched([one.address for one in chosen], request.prefix)
             loads = [
-                account.load(one, now, _cached(blocks, request), answer_tokens, growing=above)
-                for one, account, blocks in zip(chosen, accounts, matched, strict=True)
+                account.load(one, now, _cached(blocks, request), answer_tokens, loaded, growing=above)
+                for one, account, blocks, loaded in zip(chosen, accounts, *matched, strict=True)
             ]
         return Candidates(loads, replicas)
 
@@ -191,7 +191,7 @@ class Ledger:
         self._leave(request_id, entry.address, now)
         self._settle(entry)
         index = self._prefixes.get(entry.service)
-        blocks = index.matched([address], entry.prefix)[0] if index and entry.prefix else 0
+        blocks = index.matched([address], entry.prefix).blocks[0] if index and entry.prefix else 0
         entry.address, entry.at, entry.answer.generated = address, now, 0.0
         entry.tokens = max(0, entry.prompt_tokens - _cached(blocks, entry))
         self._arrive(request_id, entry)

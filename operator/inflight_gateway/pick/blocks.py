@@ -14,10 +14,11 @@ BLOCK_BYTES = 112
 """Memory of a block that a replica holds: an entry of a dictionary and an integer."""
 
 MOST_HELD = 1 << 18
-"""Most blocks of one replica: 4.2 million tokens of 16 a block, 28 MiB. An engine with more is approximated."""
+"""Most blocks of one replica: 4.2 million tokens of 16 a block, 28 MiB. An engine with more is approximated; of those
+behind its device, what makes more than half of them is not known."""
 
-MOST_MEDIA = 4
-"""Most media that the blocks of a replica may be in; those of further ones are not known."""
+MOST_REMOVED = 1 << 16
+"""Most blocks of a replica that are remembered as removed lately: those of 100,000 tokens a second."""
 
 MOST_NAMES = 1 << 17
 """Most hashes of text of a service whose blocks are known, half of them at least: 20 MiB."""
@@ -31,11 +32,12 @@ MOST_MISSED = 16
 EVENT_WITHIN_S = 1.0
 """Seconds in which the events of a prompt's blocks come after its first token. They are sent with it."""
 
-_DEVICE = "GPU"
-"""Medium of blocks that steps read, on a CPU too."""
+DEVICE, HOST, DISK = "GPU", "CPU", "DISK"
+"""Media: that of the blocks that steps read, on a CPU too, and the tiers behind it, from which blocks are loaded.
+Blocks in other media are not known."""
 
-_START = -1
-"""Parent of a first block. Names are never negative."""
+_START, _UNKNOWN = -1, -2
+"""Parent of a first block, and of one whose place in a sequence no event told. Names are never negative."""
 
 _MOST_STEPS = 512
 """Most blocks within the text of one hash. Text of one hash has 256 bytes."""
@@ -52,7 +54,7 @@ class BlockMemory:
 
 
 class TooManyBlocks(ValueError):
-    """An engine says that it holds more blocks than are counted."""
+    """An engine says that it holds, or removes, more blocks than are counted."""
 
 
 class ReplicaBlocks:
@@ -71,11 +73,12 @@ class ReplicaBlocks:
         self.exact, self.block_size = False, 0
         self._memory = memory or BlockMemory()
         self._reserved = 0
-        self._media: dict[str, dict[int, int]] = {}
+        self._media: dict[str, dict[int, int]] = {DEVICE: {}, HOST: {}, DISK: {}}
         """The block before each block, by name, for each medium."""
-        self._removed: set[int] = set()
-        self._removed_before: set[int] = set()
-        """Blocks that were removed lately: news of a prompt may be older than the event."""
+        self._removed: dict[int, int] = {}
+        self._removed_before: dict[int, int] = {}
+        """The block before each block that was removed lately: news of a prompt may be older than the event, and a
+        block that moves to another medium is removed first."""
         self._cleared_at = float("-inf")
         self._missed = 0
         self._awaited: dict[int, float] = {}
@@ -88,44 +91,57 @@ class ReplicaBlocks:
         return any(name in held for held in self._media.values())
 
     def stored(self, names: Sequence[int], parent: int | None, medium: str) -> None:
-        """Adds consecutive blocks of a sequence. Args: parent: block before them; None: they begin it.
+        """Adds consecutive blocks of a sequence.
+
+        Args:
+            parent: block before them; None: they begin it, or they were copied behind the device, where events name
+                blocks in any order.
 
         Raises:
             TooManyBlocks: there is no room for them.
         """
         held = self._media.get(medium)
-        if held is None:
-            if len(self._media) == MOST_MEDIA:
-                return
-            held = self._media[medium] = {}
+        if held is None or not names:
+            return
+        if medium != DEVICE and len(self) + len(names) > MOST_HELD // 2:
+            return
         self._reserve(len(names))
-        held.update(zip(names, (_START if parent is None else parent, *names[:-1]), strict=True))
-        if self._removed:
-            self._removed.difference_update(names)
-        if self._removed_before:
-            self._removed_before.difference_update(names)
+        if parent is None and medium != DEVICE:
+            held.update([(name, self._parent(name)) for name in names])
+        else:
+            held.update(zip(names, (_START if parent is None else parent, *names[:-1]), strict=True))
+        for removed in (self._removed, self._removed_before):
+            if removed:
+                for name in names:
+                    removed.pop(name, None)
         if self._awaited:
             for name in [each for each in self._awaited if each in held]:
                 del self._awaited[name]
                 self.exact, self._missed = True, 0
 
     def removed(self, names: Sequence[int], medium: str) -> None:
-        """Removes blocks; those that are not there are ignored."""
-        held = self._media.get(medium)
-        if held is not None:
-            for name in names:
-                held.pop(name, None)
-        self._removed.update(names)
+        """Removes blocks that are there.
+
+        Raises:
+            TooManyBlocks: so many that they are not all remembered.
+        """
+        held, removed = self._media.get(medium), self._removed
+        if held is None:
+            return
+        if len(removed) + len(names) > MOST_REMOVED:
+            raise TooManyBlocks("more blocks are removed than any engine computes")
+        for name in names:
+            parent = held.pop(name, _UNKNOWN)
+            removed[name] = self._parent(name) if parent == _UNKNOWN else parent
 
     def forget_removed(self) -> None:
         """Forgets the blocks that were removed before the previous call. Called every few seconds."""
-        self._removed_before, self._removed = self._removed, set()
+        self._removed_before, self._removed = self._removed, {}
 
     def clear(self, now: float) -> None:
         """Removes all blocks: the cache is empty, or events were lost."""
-        self._media.clear()
-        self._removed.clear()
-        self._removed_before.clear()
+        for blocks in (*self._media.values(), self._removed, self._removed_before):
+            blocks.clear()
         self._awaited.clear()
         self._cleared_at = now
         self._release()
@@ -153,18 +169,19 @@ class ReplicaBlocks:
         if not self.exact or sent_at <= self._cleared_at:
             return
         # Of blocks that were there before the first event, or whose events were lost, no event comes.
-        held = next(iter(self._media.values()), None)
-        if held is None:
-            held = self._media[_DEVICE] = {}
         previous = _START
         lacking: list[tuple[int, int]] = []
         for name in names:
-            if name not in self and name not in self._removed and name not in self._removed_before:
-                lacking.append((name, previous))
+            if self.before(name) is None:
+                for held in self._media.values():
+                    if name in held:
+                        held[name] = previous
+                if name not in self._removed and name not in self._removed_before:
+                    lacking.append((name, previous))
             previous = name
         if lacking and len(self) + len(lacking) <= MOST_HELD:
             self._reserve(len(lacking))
-            held.update(lacking)
+            self._media[DEVICE].update(lacking)
 
     def found(self, ends: Sequence[int]) -> int:
         """Returns how many of the leading parts of a prompt are held whole.
@@ -179,18 +196,44 @@ class ReplicaBlocks:
             previous = name
         return len(ends)
 
+    def behind(self, end: int) -> int:
+        """Returns how many blocks of a part of a prompt that is held whole are in the tiers behind the device only.
+        Args: end: its last block."""
+        device, count = self._media[DEVICE], 0
+        if len(device) == len(self):
+            return 0
+        name: int | None = end
+        while name is not None and name != _START:
+            before = device.get(name)
+            if before is None:
+                count += 1
+                before = self.before(name)
+            name = before
+        return count
+
     def before(self, name: int) -> int | None:
-        """Returns the block before one, negative at the beginning; None: the block is not held."""
+        """Returns the block before one, negative at the beginning; None: the block is not held, or not known where."""
         for held in self._media.values():
-            parent = held.get(name)
-            if parent is not None:
+            parent = held.get(name, _UNKNOWN)
+            if parent != _UNKNOWN:
                 return parent
         return None
 
+    def _parent(self, name: int) -> int:
+        """Returns the block before one that is held, or was lately."""
+        for known in (*self._media.values(), self._removed, self._removed_before):
+            parent = known.get(name, _UNKNOWN)
+            if parent != _UNKNOWN:
+                return parent
+        return _UNKNOWN
+
     def _reaches(self, name: int, previous: int) -> bool:
         """Returns whether a block, and those between it and an earlier one, are held."""
+        on_device = self._media[DEVICE].get
         for _ in range(_MOST_STEPS):
-            before = self.before(name)
+            before = on_device(name)
+            if before is None:
+                before = self.before(name)
             if before == previous:
                 return True
             if before is None or before == _START:

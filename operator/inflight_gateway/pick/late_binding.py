@@ -77,7 +77,7 @@ def slots_worth(load: EndpointLoad, prompt_tokens: int, choices: int = 1) -> int
 
 
 def leaves_kv_cache(
-    sample: EngineSample, load: EndpointLoad, held_tokens: float, uncached_tokens: int, choices: int = 1
+    sample: EngineSample, load: EndpointLoad, held_tokens: float, needed_tokens: int, choices: int = 1
 ) -> bool:
     """Returns whether `FREE_KV_CACHE` is expected to stay free until all running answers have ended. A request of any
     length starts at a replica that holds no tokens.
@@ -86,11 +86,11 @@ def leaves_kv_cache(
         sample, load: state of the replica; the load's growth begins at the sample.
         held_tokens: tokens in the cache, waiting or sent since the sample. Requests that have ended since then still
             count.
-        uncached_tokens: tokens of the request's prompt that the replica would compute.
+        needed_tokens: tokens of the request's prompt that the replica would compute or load.
     """
     if not held_tokens or not sample.kv_cache_tokens:
         return True
-    room = (1 - FREE_KV_CACHE) * sample.kv_cache_tokens - held_tokens - uncached_tokens
+    room = (1 - FREE_KV_CACHE) * sample.kv_cache_tokens - held_tokens - needed_tokens
     # The other choices add their whole answers at most.
     room = room / GROWTH_MARGIN - (choices - 1) * load.answer_tokens
-    return (load.growth or NO_GROWTH).fits(room, uncached_tokens, load.answer_tokens)
+    return (load.growth or NO_GROWTH).fits(room, needed_tokens, load.answer_tokens)

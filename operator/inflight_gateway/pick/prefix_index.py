@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from inflight_gateway.pick.blocks import BlockNames, ReplicaBlocks
 
@@ -125,6 +126,18 @@ class _Table:
         self._part.take(-self.sets * _SET_BYTES)
 
 
+class Matched(NamedTuple):
+    """Contents of replicas that a prompt begins with, in the order of the replicas.
+
+    Attributes:
+        blocks: number of its leading blocks, each of a hash.
+        loaded_tokens: tokens of these that are loaded from tiers behind the device.
+    """
+
+    blocks: list[int]
+    loaded_tokens: list[int]
+
+
 class PrefixIndex:
     """The index of a service. It is exact for replicas whose events describe their prefix caches (`blocks`), and for
     prompts whose blocks are known; in addition, these hold what is on its way to them. Otherwise it is approximate: the
@@ -189,20 +202,24 @@ class PrefixIndex:
             for key in reversed(keys[::STRIDE]):
                 self._found.add(high | key & _PLACE)
 
-    def matched(self, addresses: Iterable[str], prefix: Sequence[int]) -> list[int]:
-        """Returns the number of leading blocks of the prompt that each replica should hold."""
+    def matched(self, addresses: Sequence[str], prefix: Sequence[int]) -> Matched:
+        """Returns what each replica should hold of the prompt."""
         keys = _keys(prefix)
         tables, replicas = self._tables, self._replicas
+        loaded = [0] * len(addresses)
         if not replicas:
-            return [0 if (table := tables.get(address)) is None else _matched(table, keys) for address in addresses]
+            found = [0 if (table := tables.get(address)) is None else _matched(table, keys) for address in addresses]
+            return Matched(found, loaded)
         ends = self._names.known(keys)
-        found: list[int] = []
-        for address in addresses:
+        found = []
+        for place, address in enumerate(addresses):
             replica, table = replicas.get(address), tables.get(address)
             if replica is None or not replica.exact:
                 found.append(0 if table is None else _matched(table, keys))
                 continue
             held = replica.found(ends)
+            if held:
+                loaded[place] = replica.behind(ends[held - 1]) * replica.block_size
             if held < len(ends):
                 pending = self._pending[address]
                 while held < len(keys) and keys[held] in pending:
@@ -210,7 +227,7 @@ class PrefixIndex:
             elif table is not None:
                 held += _matched(table, keys[held:])
             found.append(held)
-        return found
+        return Matched(found, loaded)
 
     def publishes(self, address: str, replica: ReplicaBlocks | None) -> None:
         """Sets the blocks that the events of a replica tell. None: they tell none any more."""

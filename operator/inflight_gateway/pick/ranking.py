@@ -17,7 +17,14 @@ from zlib import crc32
 
 from inflight_cost.model import CostModel
 from inflight_gateway.pick.late_binding import LEAST_STEPS, TTFT_SHARE, has_slot, leaves_kv_cache
-from inflight_gateway.pick.load import DEFAULT_COST, EndpointLoad, decode_work, is_fresh, waits_for_blocks
+from inflight_gateway.pick.load import (
+    DEFAULT_COST,
+    EndpointLoad,
+    decode_work,
+    is_fresh,
+    load_seconds,
+    waits_for_blocks,
+)
 from inflight_gateway.types import EngineSample, RequestView, ScoreWeights, ServiceConfig
 
 _MOST_REPLICAS = 10_000
@@ -37,7 +44,8 @@ class Rank(NamedTuple):
             prefill if tokens do not fit: another request is then preempted and recomputed.
         ttft_s: backlog, then the request's own prefill, in as many steps as it takes, which the replica's decodes
             share. The step in progress when the request arrives, if any, counts half.
-        own_prefill_s: seconds that the request's own prompt adds: all later requests there wait for it.
+        own_prefill_s: seconds that the request's own prompt adds, loads from tiers of the KV cache among them: all
+            later requests there wait for it.
         more_steps_s: seconds of the decodes that share its steps after the first.
         opens_s: seconds until the backlog lets the request start; 0: it does, or something else prevents the start.
     """
@@ -186,6 +194,10 @@ class Ranking:
                 own_s = prefill_token_s * uncached + context_token_s * (
                     uncached * cached + uncached * (uncached + 1) / 2
                 )
+            needed = uncached
+            if loaded := load.loaded_tokens:
+                own_s += load_seconds(cost, loaded, cached - loaded)
+                needed += loaded
             tie = crc32(load.endpoint.address.encode(), seed)
             outstanding, opens_s = load.in_flight + load.others, 0.0
             starts_soon = has_slot(outstanding, known.slots, choices, above_share, claimed)
@@ -203,14 +215,14 @@ class Ranking:
                 opens_s = 0.0 if starts_soon else backlog_s - longest_s
             if starts_soon and above_share:
                 held_tokens = known.used_kv + known.sample.waiting_prompt_tokens + load.sent_tokens
-                starts_soon = leaves_kv_cache(known.sample, load, held_tokens, uncached, choices)
+                starts_soon = leaves_kv_cache(known.sample, load, held_tokens, needed, choices)
             if not starts_soon:
                 busy.append(Rank(backlog_s, tie, place, backlog_s, opens_s=opens_s))
                 continue
             kv_s = per_ttft * cost.decode_kv_token_s * known.used_kv
             size = known.sample.kv_cache_tokens
             if size:
-                lacking = known.used_kv + pending + uncached - size
+                lacking = known.used_kv + pending + needed - size
                 kv_s += known.no_prefill_s if lacking <= 0 else cost.prefill_seconds(min(lacking, size))
             under_way_s = known.decode_s / 2 if running or pending else 0.0
             running_s = per_ttft * cost.decode_seq_s * max(running, outstanding)

@@ -11,7 +11,8 @@ from time import monotonic
 
 from inflight_base.http.engine_pool import Loss
 from inflight_base.manifest.engines import EngineType
-from inflight_base.page.scraper import Engine, LostError, Scraper
+from inflight_base.page.response import LostError
+from inflight_base.page.scraper import Engine, Scraper
 from inflight_gateway.scrape.page import READER, read_page
 from inflight_gateway.scrape.samples import Samples
 from inflight_gateway.types import Endpoint, ServiceConfig
@@ -86,14 +87,15 @@ class EndpointScraper(Scraper[_Scraped]):
         new = 0
         for endpoint, config in services.items():
             address, url = endpoint.address, _page_url(endpoint.address, config.engine)
-            engine = self._engines.get(address)
-            if engine is None:
-                self._engines[address] = engine = _Scraped(address, url, group=str(config.key))
-                self.add(engine, delay=new / MAX_PER_SECOND)
-                new += 1
+            known = self._engines.get(address)
+            engine = known or _Scraped(address, url, group=str(config.key))
             if not endpoint.pod or engine.pod != endpoint.pod:
                 engine.url, engine.names, engine.pod = url, config.engine.metrics, endpoint.pod
             engine.max_num_seqs = config.max_num_seqs
+            if known is None:
+                self._engines[address] = engine
+                self.add(engine, delay=new / MAX_PER_SECOND)
+                new += 1
 
     def close(self) -> None:
         """Stops scraping; samples stay."""

@@ -31,12 +31,17 @@ def check_cluster(cluster: Cluster) -> Iterator[Result]:
     """Checks that the cluster is reachable, and new enough."""
     found = cluster.list("/version")
     name = found.get("gitVersion", "?")
-    minor = int(re.sub(r"\D.*", "", str(found.get("minor", "0"))) or 0)
     where = f"{cluster.connection.host} runs Kubernetes {name}"
-    if int(found.get("major", 1) or 1) == 1 and minor < LEAST_MINOR:
+    if is_older(found, LEAST_MINOR):
         yield fail("cluster", where, f"upgrade the cluster to Kubernetes 1.{LEAST_MINOR} or newer")
     else:
         yield ok("cluster", where)
+
+
+def is_older(found: Json, minor: int) -> bool:
+    """Returns True if the version that an API server gives is older than 1.`minor`."""
+    served = int(re.sub(r"\D.*", "", str(found.get("minor", "0"))) or 0)
+    return int(found.get("major", 1) or 1) == 1 and served < minor
 
 
 def check_crd(cluster: Cluster) -> Iterator[Result]:

@@ -11,6 +11,7 @@ from inflight_kubectl.access.cluster import Cluster, Json
 from inflight_kubectl.access.events import Event
 from inflight_kubectl.access.operators import upgrade_command, upgrade_of_operator
 from inflight_kubectl.access.resources import Service
+from inflight_kubectl.doctor.installation import is_older
 from inflight_kubectl.doctor.monitoring import PART
 from inflight_kubectl.doctor.result import Result, fail, ok, warn
 
@@ -22,6 +23,8 @@ _INIT_IMAGES = {
 """For the init containers of engine pods: their image, and the group of chart values that names it."""
 
 _LATELY = timedelta(hours=1)
+_IMAGE_VOLUMES_MINOR = 35
+"""Minor version of Kubernetes from which on pods may mount images; before, only behind a feature gate."""
 _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 
 
@@ -78,7 +81,8 @@ def check_images(cluster: Cluster) -> Iterator[Result]:
 
 
 def check_storage(cluster: Cluster) -> Iterator[Result]:
-    """Checks the claims that services name, and for a default StorageClass if a claim needs one."""
+    """Checks the claims that services name, for a default StorageClass if a claim needs one, and for image volumes."""
+    yield from _image_volumes(cluster)
     claims = sorted(
         {
             (service.namespace, service.model.removeprefix("pvc://").partition("/")[0])
@@ -90,6 +94,20 @@ def check_storage(cluster: Cluster) -> Iterator[Result]:
         yield ok("storage", "no service names a claim")
     for namespace, name in claims:
         yield _claim(cluster, namespace, name)
+
+
+def _image_volumes(cluster: Cluster) -> Iterator[Result]:
+    users = [service for service in cluster.services() if service.model.startswith("oci://")]
+    if not users:
+        return
+    found, first = cluster.list("/version"), users[0]
+    version = f"Kubernetes {found.get('gitVersion', '?')}"
+    if is_older(found, _IMAGE_VOLUMES_MINOR):
+        what = f"{version} has no image volumes by default, which the model of {first.namespace}/{first.name} needs"
+        remedy = f"upgrade the cluster to Kubernetes 1.{_IMAGE_VOLUMES_MINOR}, or use pvc:// in place of {first.model}"
+        yield fail("image volumes", what, remedy)
+    else:
+        yield ok("image volumes", f"{version} has them")
 
 
 def _claim(cluster: Cluster, namespace: str, name: str) -> Result:

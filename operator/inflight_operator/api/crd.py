@@ -50,7 +50,14 @@ _COLUMNS: tuple[tuple[str, str, str, str], ...] = (
     ("Age", "date", ".metadata.creationTimestamp", "When it was made."),
 )
 
-_WIDE_COLUMNS = (("Engine", "string", ".spec.engine.type", "Type of the engines."),)
+_WIDE_COLUMNS = (
+    ("Engine", "string", ".spec.engine.type", "Type of the engines."),
+    ("Desired", "integer", ".status.desiredReplicas", "Replicas that the operator decided on."),
+    ("Available", "integer", ".status.readyReplicas", "Pods that accept requests."),
+    ("TTFT", "string", ".status.observed.ttftP95", "95th percentile of time to first token."),
+    ("TPOT", "string", ".status.observed.tpotP95", "95th percentile of time per output token."),
+    ("URL", "string", ".status.url", "Address inside the cluster."),
+)
 """Columns of `kubectl get -o wide`."""
 
 

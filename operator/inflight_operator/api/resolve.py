@@ -9,13 +9,14 @@ from inflight_base.manifest import engines
 from inflight_base.manifest.engines import EngineType
 from inflight_base.manifest.lenient import Part
 from inflight_base.manifest.units import parse_duration, parse_share
+from inflight_operator.api.engine.fields import Model
 from inflight_operator.api.pods.rollout import WAVE, Rollout
 from inflight_operator.api.spec import InferenceServiceSpec
 from inflight_operator.api.types import InferenceService
 from inflight_settings.limits import Limits, LimitsBounds
 
 MODEL_FOLDER = "/models"
-"""Where a pvc:// claim is mounted in the engine container."""
+"""Where a pvc:// claim or an oci:// image is mounted in the engine container."""
 
 DEFAULT_MIN_BATCHED_TOKENS = 64
 
@@ -99,7 +100,20 @@ def claim_and_folder(source: str) -> tuple[str, str] | None:
     return claim, folder.strip("/")
 
 
-def model_argument(source: str) -> str:
-    """MODEL of `inflight-engine serve`: the source itself, or the folder a claim is mounted at."""
-    claimed = claim_and_folder(source)
-    return source if claimed is None else f"{MODEL_FOLDER}/{claimed[1]}"
+def downloads_model(source: str) -> bool:
+    """Returns True if the engine downloads the model to a disk of its pod."""
+    return source.startswith("hf://")
+
+
+def model_image(source: str) -> str | None:
+    """Reference of the image of an `oci://IMAGE` source; None for other sources."""
+    return source.removeprefix("oci://") if source.startswith("oci://") else None
+
+
+def model_argument(model: Model) -> str:
+    """MODEL of `inflight-engine serve`: the source itself, or its folder in the volume that a pod mounts."""
+    if claimed := claim_and_folder(model.source):
+        return f"{MODEL_FOLDER}/{claimed[1]}"
+    if model_image(model.source) is None:
+        return model.source
+    return f"{MODEL_FOLDER}/{model.path.strip('/')}" if model.path else MODEL_FOLDER

@@ -128,6 +128,8 @@ class Tuning(SpecModel):
 
 
 _SWAP = "self.engine.kvCache.swap"
+_DISK = "self.engine.kvCache.disk"
+_VOLUME = f"{_DISK}.volume"
 _HAS_SWAP = (
     f"(type({_SWAP}) == int ? {_SWAP} > 0 : (isQuantity({_SWAP}) && quantity({_SWAP}).isGreaterThan(quantity('0'))))"
 )
@@ -210,6 +212,13 @@ class InferenceServiceSpec(SpecModel):
                 fieldPath=".engine.grpc",
             ),
             rule(
+                "!has(self.gateway.auth) || !has(self.engine.extraArgs)"
+                " || !self.engine.extraArgs.exists(a, a.matches('^--api[-_]key(=.*)?$'))",
+                "engine.extraArgs --api-key and gateway.auth exclude each other: the gateway checks API keys, and"
+                " removes them from requests",
+                fieldPath=".engine.extraArgs",
+            ),
+            rule(
                 "!self.gateway.enabled || !has(self.engine.extraArgs)"
                 " || !self.engine.extraArgs.exists(a, a.matches('^--trust-tenant-header(=.*)?$'))",
                 "engine.extraArgs --trust-tenant-header and gateway.enabled exclude each other: engines behind the"
@@ -228,6 +237,24 @@ class InferenceServiceSpec(SpecModel):
                 f"self.engine.scheduling.preemption != 'swap' || {_HAS_SWAP}",
                 "engine.scheduling.preemption swap needs host memory: set engine.kvCache.swap, such as 4Gi",
                 fieldPath=".engine.scheduling.preemption",
+            ),
+            rule(
+                f"!has({_DISK}) || ({_HAS_SWAP} && self.engine.kvCache.prefixCaching"
+                " && self.engine.scheduling.preemption != 'recompute')",
+                "engine.kvCache.disk is behind host memory: it needs engine.kvCache.swap, prefixCaching, and another"
+                " scheduling.preemption than recompute",
+                fieldPath=".engine.kvCache.disk",
+            ),
+            rule(
+                f"!has({_DISK}) || self.accelerator.count <= 1",
+                "engine.kvCache.disk is for engines of at most one accelerator",
+                fieldPath=".engine.kvCache.disk",
+            ),
+            rule(
+                f"!has({_DISK}) || !has({_VOLUME}) || (has(self.template.volumes)"
+                f" && self.template.volumes.exists(v, v.name == {_VOLUME}))",
+                "engine.kvCache.disk.volume must be the name of a volume of template.volumes",
+                fieldPath=".engine.kvCache.disk",
             ),
             rule(
                 "!has(self.engine.scheduling.classes) || self.engine.scheduling.classes.all(c,"

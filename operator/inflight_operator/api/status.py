@@ -98,6 +98,15 @@ class BracketStatus(StatusModel):
     until: Timestamp = Field(description="End of the interval.")
 
 
+class FenceStatus(StatusModel):
+    """A value of a limit that was reverted: steps in this direction end before it."""
+
+    limit: Literal["maxNumSeqs", "maxNumBatchedTokens"] = Field(description="Name of the limit.")
+    direction: Literal["Up", "Down"] = Field(description="Direction of the steps.")
+    value: int = Field(description="Value that performed worse, or below which no step helps to reach the target.")
+    until: Timestamp = Field(description="End of the restriction.")
+
+
 class TuningStatus(StatusModel):
     """Results of measurements that tuning follows, and that a new operator process continues with."""
 
@@ -112,6 +121,11 @@ class TuningStatus(StatusModel):
     )
     bracket: BracketStatus | None = Field(
         default=None, description="Interval in which tuning searches, because a change was reverted."
+    )
+    fences: list[FenceStatus] | None = Field(
+        default=None,
+        max_length=4,
+        description="Values that tuning without a cost model does not try again, one for each limit and direction.",
     )
 
 

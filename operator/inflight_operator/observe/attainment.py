@@ -51,7 +51,10 @@ class Attainment:
         ttft, tpot = self.ttft, self.tpot
         seen = {uid: counted for uid, counted in self.seen.items() if uid in alive}
         for uid, sample in fresh.items():
-            if (before := seen.get(uid)) is not None:
+            before = seen.get(uid)
+            if before is not None and before[0] is sample.ttft:
+                continue  # no new sample
+            if before is not None:
                 ttft = ttft.plus(sample.ttft.since(before[0]), ttft_target)
                 tpot = tpot.plus(sample.tpot.since(before[1]), tpot_target)
             seen[uid] = (sample.ttft, sample.tpot)

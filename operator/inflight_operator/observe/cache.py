@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from sys import intern
 from typing import Any, NamedTuple
 
 from inflight_base.kube.changes import Changes, HistoryError
 from inflight_base.kube.difference import packed_fields
 from inflight_base.manifest import Manifest
-from inflight_base.manifest.keys import ObjectKey, ServiceKey
+from inflight_base.manifest.keys import ObjectKey, ServiceKey, key_of
 from inflight_base.manifest.names import (
     DEFAULT_CLASS,
     FIELD_MANAGER,
@@ -128,7 +127,7 @@ class ClusterCache:
     def put(self, kind: str, body: Mapping[str, Any]) -> ServiceKey | None:
         """Stores an object that was read beside the watch, such as the answer to a write. Returns the service that
         needs a round for it, if any."""
-        key, version = _key(body), _version(body)
+        key, version = key_of(body), _version(body)
         seen = max(self._seen.get((kind, None), -1), self._seen.get((kind, key.namespace), -1))
         if version is not None and version <= seen and key not in self._entries[kind]:
             return None  # deleted since: the watch has reported it
@@ -176,10 +175,6 @@ class ClusterCache:
             self._owned.pop(owner, None)
 
 
-def _key(body: Mapping[str, Any]) -> ObjectKey:
-    return ObjectKey(intern(body["metadata"]["namespace"]), intern(body["metadata"]["name"]))
-
-
 def _version(body: Mapping[str, Any]) -> int | None:
     return _integer(body["metadata"].get("resourceVersion", ""))
 
@@ -190,7 +185,7 @@ def _integer(version: str) -> int | None:
 
 def _owner(kind: str, body: Mapping[str, Any]) -> ServiceKey | None:
     """Returns the service that an object belongs to; None without one."""
-    namespace, name = _key(body)
+    namespace, name = key_of(body)
     if kind == KIND:
         return ServiceKey(namespace, name)
     labels = body["metadata"].get("labels") or {}

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from itertools import accumulate, chain
+from itertools import chain
 from operator import add, attrgetter, lt, sub
 from struct import Struct
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from inflight_base.page.histogram import Histogram
 from inflight_operator.observe.metrics import Counters, Sample
@@ -47,24 +47,6 @@ class Gauges:
     waiting_prompt_tokens: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodSpan(Counters):
-    """Growth of one pod's metrics between two of its samples.
-
-    Attributes:
-        samples: number of samples, both ends included; with one sample all growth is 0.
-        seconds: between both ends.
-        mean, peak: mean and peak of gauges, without the first sample unless it is the only one.
-        newest: the sample at the end.
-    """
-
-    samples: int
-    seconds: float
-    mean: Gauges
-    peak: Gauges
-    newest: Sample
-
-
 _COUNTERS = [name for name, of in get_type_hints(Counters).items() if of is float]
 _HISTOGRAMS = [name for name, of in get_type_hints(Counters).items() if of is Histogram]
 _GAUGES = [one.name for one in fields(Gauges)]
@@ -80,6 +62,7 @@ _COUNTS = slice(_PEAKS.stop, None)
 samples until then (see `_summands`); peaks of gauges since the snapshot before; bucket counts of all histograms."""
 
 _HEAD = Struct("<2d")
+_TOTALS_PACKED = Struct(f"<{_TOTALS.stop - _TOTALS.start}d")
 _SUMS_PACKED = Struct(f"<{_SUMS.stop - _SUMS.start}d")
 _PEAKS_PACKED, _PEAKS_OFFSET = Struct(f"<{len(_GAUGES)}d"), _PEAKS.start * 8
 
@@ -137,46 +120,99 @@ class History:
         scrape intervals. If scrapes are more frequent than `SPACING`, `SPACING` replaces their interval.
         """
         if self.newest.time <= start or not self.older:
-            return self._alone()
+            return PodSpan(self, None)
         base = 0
         for index in range(len(self.older) - 1, 0, -1):
             if _HEAD.unpack_from(self.older[index])[_TIME] <= start:
                 base = index
                 break
-        was = _unpacked(self.older[base])
-        newest, bounds = self.newest, _bounds(self.newest)
-        totals = [max(0.0, grown) for grown in map(sub, _totals(newest), was[_TOTALS])]
-        counts = [grown % _WORD for grown in map(sub, _counts(newest), was[_COUNTS])]
-        ends = accumulate(map(len, bounds))
-        grown: dict[str, Any] = dict(zip(_COUNTERS, totals, strict=False))
-        for name, edges, end, total in zip(_HISTOGRAMS, bounds, ends, totals[len(_COUNTERS) :], strict=True):
-            grown[name] = Histogram(edges, counts[end - len(edges) : end], total)
-        samples, *sums, prompt_tokens, reported = map(sub, _SUMS_PACKED.unpack(self.sums), was[_SUMS])
-        peaks = [_PEAKS_PACKED.unpack_from(snapshot, _PEAKS_OFFSET) for snapshot in self.older[base + 1 :]]
-        means: list[Any] = [*(total / samples for total in sums), prompt_tokens / reported if reported else None]
-        most: list[Any] = list(map(max, zip(_PEAKS_PACKED.unpack(self.peaks), *peaks, strict=True)))
-        if not reported:
-            most[-1] = None
-        return PodSpan(
-            **grown,
-            samples=int(samples) + 1,
-            seconds=newest.time - was[_TIME],
-            mean=Gauges(*means),
-            peak=Gauges(*most),
-            newest=newest,
-        )
-
-    def _alone(self) -> PodSpan:
-        gauges = Gauges(*_gauges(self.newest))
-        return PodSpan(samples=1, seconds=0.0, mean=gauges, peak=gauges, newest=self.newest)
+        return PodSpan(self, base)
 
     def _snapshot(self) -> bytes:
         """Returns the newest sample, packed."""
-        counts = [int(count) for count in _counts(self.newest)]
+        newest, counts = self.newest, [*map(int, _counts(self.newest))]
         if max(counts, default=0) >= _WORD:
             counts = [count % _WORD for count in counts]
-        sums, peaks = _SUMS_PACKED.unpack(self.sums), _PEAKS_PACKED.unpack(self.peaks)
-        return _packing(len(counts)).pack(self.number, self.newest.time, *_totals(self.newest), *sums, *peaks, *counts)
+        head, totals = _HEAD.pack(self.number, newest.time), _TOTALS_PACKED.pack(*_totals(newest))
+        return b"".join((head, totals, self.sums, self.peaks, _packing_counts(len(counts)).pack(*counts)))
+
+
+class PodSpan(Counters):
+    """Growth of one pod's metrics between two of its samples. Most of it is computed when it is first read: a round
+    reads a part of it.
+
+    Attributes:
+        samples: number of samples, both ends included; with one sample all growth is 0.
+        seconds: between both ends.
+        mean, peak: mean and peak of gauges, without the first sample unless it is the only one.
+        newest: the sample at the end.
+    """
+
+    __slots__ = ("_base", "_history", "_was", "mean", "newest", "peak", "samples", "seconds")
+
+    samples: int
+    seconds: float
+    mean: Gauges
+    peak: Gauges
+    newest: Sample
+    _base: int | None
+    _history: History
+    _was: tuple[float, ...]
+
+    def __init__(self, history: History, base: int | None) -> None:
+        """Args: base: index of the snapshot at the begin; None: the newest sample is both ends."""
+        was = None if base is None else _unpacked(history.older[base])
+        for name, value in (
+            ("_history", history),
+            ("_base", base),
+            ("_was", was or ()),
+            ("newest", history.newest),
+            ("seconds", 0.0 if was is None else history.newest.time - was[_TIME]),
+            ("samples", 1 if was is None else int(_SUMS_PACKED.unpack(history.sums)[0] - was[_SUMS.start]) + 1),
+        ):
+            object.__setattr__(self, name, value)
+
+    if not TYPE_CHECKING:  # what is not computed yet has a type above and in `Counters`
+
+        def __getattr__(self, name: str) -> Any:
+            if name in _COUNTERS:
+                value = self._total(_COUNTERS.index(name), getattr(self.newest, name))
+            elif name in _HISTOGRAMS:
+                value = self._histogram(_HISTOGRAMS.index(name))
+            elif name in ("mean", "peak"):
+                value = self._gauges(peak=name == "peak")
+            else:
+                raise AttributeError(name)
+            object.__setattr__(self, name, value)
+            return value
+
+    def _total(self, index: int, now: float) -> float:
+        """Returns the growth of a counter or of a histogram's total. Args: index: among them. now: at the end."""
+        return 0.0 if self._base is None else max(0.0, now - self._was[_TOTALS.start + index])
+
+    def _histogram(self, index: int) -> Histogram:
+        if self._base is None:
+            return Histogram()
+        histograms = _histograms(self.newest)
+        newest = histograms[index]
+        start = _COUNTS.start + sum(len(one.bounds) for one in histograms[:index])
+        was = self._was[start : start + len(newest.bounds)]
+        counts = [grown % _WORD for grown in map(sub, newest.counts, was)]
+        return Histogram(newest.bounds, counts, self._total(len(_COUNTERS) + index, newest.total))
+
+    def _gauges(self, *, peak: bool) -> Gauges:
+        if self._base is None:
+            return Gauges(*_gauges(self.newest))
+        samples, *sums, prompt_tokens, reported = map(sub, _SUMS_PACKED.unpack(self._history.sums), self._was[_SUMS])
+        if not peak:
+            means: list[Any] = [*(total / samples for total in sums), prompt_tokens / reported if reported else None]
+            return Gauges(*means)
+        older = self._history.older[self._base + 1 :]
+        peaks = (_PEAKS_PACKED.unpack_from(snapshot, _PEAKS_OFFSET) for snapshot in older)
+        most: list[Any] = [*map(max, zip(_PEAKS_PACKED.unpack(self._history.peaks), *peaks, strict=True))]
+        if not reported:
+            most[-1] = None
+        return Gauges(*most)
 
 
 def _bounds(sample: Sample) -> tuple[tuple[float, ...], ...]:
@@ -213,6 +249,11 @@ def _packing(counts: int) -> Struct:
     return Struct(f"<{_COUNTS.start}d{counts}I")
 
 
+@lru_cache(maxsize=64)
+def _packing_counts(counts: int) -> Struct:
+    return Struct(f"<{counts}I")
+
+
 def _unpacked(snapshot: bytes) -> tuple[float, ...]:
     return _packing((len(snapshot) - _COUNTS.start * 8) // 4).unpack(snapshot)
 
@@ -226,20 +267,33 @@ def _rebased(snapshot: bytes, was: Sample) -> bytes:
 
 
 def _thinned(snapshots: tuple[bytes, ...], newest: int) -> tuple[bytes, ...]:
-    """Returns the snapshots without those that are too old for their number. Number 8 n is kept longest, then 4 n, 2 n,
-    and odd ones. Peaks of a dropped snapshot are merged into the next one."""
-    kept: list[bytes] = []
-    gone: list[tuple[float, ...]] = []
-    for snapshot in snapshots:
-        number = int(_HEAD.unpack_from(snapshot)[_NUMBER])
-        divisor = min(number & -number or SPARSEST, SPARSEST)
-        if newest + 1 - number >= NEWEST * divisor:
-            gone.append(_PEAKS_PACKED.unpack_from(snapshot, _PEAKS_OFFSET))
-            continue
-        if gone:
-            merged = map(max, _PEAKS_PACKED.unpack_from(snapshot, _PEAKS_OFFSET), *gone)
-            head, tail = snapshot[:_PEAKS_OFFSET], snapshot[_PEAKS_OFFSET + _PEAKS_PACKED.size :]
-            snapshot = head + _PEAKS_PACKED.pack(*merged) + tail
-            gone = []
-        kept.append(snapshot)
+    """Returns the snapshots of a history until number `newest` without those that are too old for their number. Peaks
+    of a dropped snapshot are merged into the next one."""
+    dropped = _dropped(newest if newest < _SETTLED else _SETTLED + newest % SPARSEST)
+    if not dropped:
+        return snapshots
+    kept = list(snapshots)
+    for index in reversed(dropped):
+        peaks = _PEAKS_PACKED.unpack_from(kept.pop(index), _PEAKS_OFFSET)
+        snapshot = kept[index]
+        merged = map(max, _PEAKS_PACKED.unpack_from(snapshot, _PEAKS_OFFSET), peaks)
+        head, tail = snapshot[:_PEAKS_OFFSET], snapshot[_PEAKS_OFFSET + _PEAKS_PACKED.size :]
+        kept[index] = head + _PEAKS_PACKED.pack(*merged) + tail
     return tuple(kept)
+
+
+_SETTLED = (NEWEST + 1) * SPARSEST
+"""Number of a snapshot from which the same ones are dropped after every `SPARSEST`; a multiple of it."""
+
+
+@lru_cache(maxsize=_SETTLED + SPARSEST)
+def _dropped(newest: int) -> tuple[int, ...]:
+    """Returns the indices of the snapshots to drop where number `newest` is new. Number 8 n is kept longest, then 4 n,
+    2 n, and odd ones."""
+    before = [number for number in range(newest) if _is_kept(number, newest - 1)]
+    return tuple(index for index, number in enumerate(before) if not _is_kept(number, newest))
+
+
+def _is_kept(number: int, newest: int) -> bool:
+    divisor = min(number & -number or SPARSEST, SPARSEST)
+    return newest + 1 - number < NEWEST * divisor

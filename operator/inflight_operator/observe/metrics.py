@@ -103,7 +103,7 @@ class Sample(Counters):
     """The result of one scrape of one engine.
 
     Attributes:
-        time: seconds on the steady clock of the scraper.
+        time: when the scrape began, in seconds on the steady clock: what it says is no older.
         running, waiting: requests with a slot, requests in the queue.
         kv_usage: share of KV blocks in use, 0 to 1; None if not reported.
         waiting_prompt_tokens: prompt tokens not computed yet.

@@ -10,7 +10,8 @@ from time import monotonic
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.page.scraper import Engine, Scraper
 from inflight_operator.observe.history import History
-from inflight_operator.observe.metrics import READER, parse_metrics
+from inflight_operator.observe.metrics import READER, Sample, parse_metrics
+from inflight_operator.observe.page_process import PageProcess
 from inflight_operator.observe.window import Window
 from inflight_operator.pacing import first_apart
 
@@ -19,7 +20,7 @@ MAX_BACK_OFF = 4
 
 LARGE_PAGE = 2**18
 """Bytes of a page; one of twice as many and more is read in every other interval: a page of 800 kB takes some 12 ms of
-the event loop. Only the samples that are read are asked for, so pages of real engines are much smaller."""
+CPU. Only the samples that are read are asked for, so pages of real engines are much smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +68,8 @@ class ScrapePool(Scraper[_Pod]):
         concurrency: maximum scrapes in flight.
         stale_after: age in seconds from which a sample is stale.
         stretch: factor of `interval`, `timeout` and `stale_after` now.
-        queued: called when a service whose engines had no queue has one: in one of them at least as many requests wait
-            as run.
+        queued: called when the engines of a service have a queue, in one of them at least as many requests as run, and
+            each time that it has doubled, until it is less than a quarter.
     """
 
     def __init__(
@@ -94,7 +95,10 @@ class ScrapePool(Scraper[_Pod]):
         )
         self._span = span
         self._queued = queued
+        self._process = PageProcess()
         self._services: dict[ServiceKey, dict[str, _Pod]] = {}
+        self._told: dict[ServiceKey, int] = {}
+        """Requests in the engines' queues when `queued` was last called, by service; none where the queue is gone."""
 
     def keep(self, key: ServiceKey, targets: Collection[Target]) -> None:
         """Sets the pods of the service to scrape; data of other pods is dropped. The first scrapes of many pods are
@@ -116,6 +120,7 @@ class ScrapePool(Scraper[_Pod]):
 
     def forget(self, key: ServiceKey) -> None:
         """Stops scraping the service."""
+        self._told.pop(key, None)
         for pod in self._services.pop(key, {}).values():
             self.drop(pod)
 
@@ -123,6 +128,7 @@ class ScrapePool(Scraper[_Pod]):
         """Stops scraping all services."""
         for key in list(self._services):
             self.forget(key)
+        self._process.close()
         super().close()
 
     def window(self, key: ServiceKey) -> Window:
@@ -136,13 +142,33 @@ class ScrapePool(Scraper[_Pod]):
         return {uid: pod.error for uid, pod in self._services.get(key, {}).items() if pod.error}
 
     def scraped(self, engine: _Pod, body: bytes, began: float) -> None:
-        sample, known = parse_metrics(body.decode(), monotonic()), engine.history
+        self._take_sample(engine, parse_metrics(body.decode(), began))
+
+    async def scraped_large(self, engine: _Pod, body: bytes, began: float) -> None:
+        limit = self._timeout * self._stretch()
+        self._take_sample(engine, await self._process.read(body, engine.names, began, limit))
+
+    def _take_sample(self, engine: _Pod, sample: Sample) -> None:
+        known = engine.history
         engine.history = History.of(sample) if known is None else known.with_sample(sample, self._span)
         engine.error = ""
-        if known is not None and not known.newest.waiting and sample.waiting >= max(1, sample.running):
-            others = (pod.history for pod in self._services[engine.service].values() if pod is not engine)
-            if not any(history.newest.waiting for history in others if history is not None):
-                self._queued(engine.service)
+        if known is not None:
+            self._note_queue(engine.service, known.newest.waiting, sample)
+
+    def _note_queue(self, key: ServiceKey, before: int, sample: Sample) -> None:
+        """Calls `queued` if it is due. Args: before: requests in this engine's queue until now."""
+        told, grown = self._told.get(key, 0), sample.waiting > before
+        if grown and sample.waiting >= max(1, sample.running):
+            if (queue := self._queue(key)) >= 2 * told:
+                self._told[key] = queue
+                self._queued(key)
+        elif told and not grown and 4 * self._queue(key) < told:
+            del self._told[key]
+
+    def _queue(self, key: ServiceKey) -> int:
+        """Returns the requests in the queues of a service's engines."""
+        pods = self._services[key].values()
+        return sum(pod.history.newest.waiting for pod in pods if pod.history is not None)
 
     async def failed(self, engine: _Pod, error: Exception, reason: str) -> None:
         if isinstance(error, TimeoutError):

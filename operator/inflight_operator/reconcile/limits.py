@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from inflight_operator.decide.decision import Decision
 from inflight_operator.decide.override import decide_override
 from inflight_operator.decide.tuning.model import end_canary, modelled_limits
 from inflight_operator.decide.tuning.tune import TuningMode, decide_tuning
-from inflight_operator.decide.tuning.types import TuningState
+from inflight_operator.decide.tuning.types import TuningDecision, TuningState
 from inflight_operator.observe.metrics import Sample
 from inflight_operator.observe.pods import PodView
 from inflight_operator.reconcile.memory import CanaryInForce, Memory
@@ -70,19 +71,24 @@ def tuned_limits(snapshot: Snapshot, memory: Memory) -> Tuned:
     if any(field.startswith(_TUNING) for field in snapshot.unread):
         mode = TuningMode.RECOMMEND
     slo, model = mean_slo(snapshot.policy, memory.demand), tuning_model(snapshot, memory.demand)
-    # Pods are compared at the end of a window, or earlier by the first move of a service.
     full = snapshot.now - state.window_start >= snapshot.tuning.window
-    compared = tunable if full or (model is not None and state.episode is None) else {}
-    decision = decide_tuning(
-        mode,
-        tuning_view(snapshot.window, state.window_start, snapshot.now, slo, compared),
-        memory.limits.limits,
-        limits_bounds(snapshot.policy),
-        slo,
-        model,
-        state,
-        snapshot.tuning,
-    )
+
+    def decided(compared: Mapping[str, str]) -> TuningDecision:
+        return decide_tuning(
+            mode,
+            tuning_view(snapshot.window, state.window_start, snapshot.now, slo, compared),
+            memory.limits.limits,
+            limits_bounds(snapshot.policy),
+            slo,
+            model,
+            state,
+            snapshot.tuning,
+        )
+
+    # Pods are compared at the end of a window, or by a move that does not wait for it: which of them tries it.
+    decision = decided(tunable if full else {})
+    if not full and state.move is None and decision.state.move is not None:
+        decision = decided(tunable)
     if decision.reason.code != "Measuring" or memory.tuning_reason is None:
         memory = replace(memory, tuning_reason=decision.reason)
     return Tuned(_with_revisions(memory, decision.limits, decision.state), decision.changes)
@@ -136,7 +142,10 @@ def limit_targets(snapshot: Snapshot, memory: Memory) -> tuple[tuple[PodView, Li
 
 
 def _bounded(limits: LimitsInForce, sample: Sample) -> LimitsInForce:
-    return limits if sample.capacity is None else replace(limits, limits=limits.limits.at_most(sample.capacity))
+    if sample.capacity is None:
+        return limits
+    bounded = limits.limits.at_most(sample.capacity)
+    return limits if bounded == limits.limits else replace(limits, limits=bounded)
 
 
 def is_in_force(snapshot: Snapshot, uid: str, limits: LimitsInForce) -> bool:

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from inflight_base.manifest import Manifest
 from inflight_operator.api.spec import InferenceServiceSpec
-from inflight_operator.api.status import BracketStatus, CorrectionStatus
+from inflight_operator.api.status import BracketStatus, CorrectionStatus, FenceStatus
 from inflight_operator.api.types import InferenceService, ObjectMeta
 from inflight_operator.decide.decision import Reason
 from inflight_operator.decide.replicas.autopilot import DemandMemory
@@ -16,10 +16,10 @@ from inflight_operator.decide.replicas.behavior import ScalingHistory
 from inflight_operator.decide.replicas.demand import DemandHistory
 from inflight_operator.decide.status.pods import StartUps
 from inflight_operator.decide.tuning.model import LEAST_MEMORY, TIGHTEST
-from inflight_operator.decide.tuning.types import Bracket, TuningPolicy, TuningState
+from inflight_operator.decide.tuning.types import Bracket, Fence, TuningPolicy, TuningState
 from inflight_operator.reconcile.policy import Policy
 from inflight_operator.render.plan import ChildPlan, Settings
-from inflight_settings.limits import HIGHEST_LIMITS, Limits, LimitsInForce
+from inflight_settings.limits import HIGHEST_LIMITS, Knob, Limits, LimitsInForce
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +157,7 @@ def _tuning(service: InferenceService, now: float, at: datetime, image: str) -> 
         memory=memory,
         memory_until=memory_until,
         bracket=_bracket(status.tuning.bracket, now, at),
+        fences=tuple(_fence(one, now, at) for one in status.tuning.fences or ()),
     ).without_expired(now)
 
 
@@ -174,4 +175,15 @@ def _bracket(known: BracketStatus | None, now: float, at: datetime) -> Bracket |
     good, bad, wanted = (
         one.limits.at_least(Limits(1, 1)).at_most(HIGHEST_LIMITS) for one in (known.good, known.bad, known.modelled)
     )
-    return Bracket(good, bad, wanted, now + min((known.until - at).total_seconds(), TuningPolicy().fence))
+    return Bracket(good, bad, wanted, _end(known.until, now, at))
+
+
+def _fence(known: FenceStatus, now: float, at: datetime) -> Fence:
+    knob: Knob = "max_num_seqs" if known.limit == "maxNumSeqs" else "max_num_batched_tokens"
+    value = max(1, min(known.value, HIGHEST_LIMITS.get(knob)))
+    return Fence(knob, known.direction == "Up", value, _end(known.until, now, at))
+
+
+def _end(until: datetime, now: float, at: datetime) -> float:
+    """Returns the time on the steady clock, no later than what is remembered longest."""
+    return now + min((until - at).total_seconds(), TuningPolicy().fence)

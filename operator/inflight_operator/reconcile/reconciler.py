@@ -28,6 +28,7 @@ from inflight_operator.observe.attainment import Attainment
 from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.observe.front_view import front_view
 from inflight_operator.observe.live_gateway import LiveGateway
+from inflight_operator.observe.pods import PodView
 from inflight_operator.observe.pool_view import pool_parents
 from inflight_operator.observe.scrape import ScrapePool, Target
 from inflight_operator.reconcile.decide import decide
@@ -86,10 +87,11 @@ class _Reading:
 
 @dataclass(slots=True)
 class _ServiceState:
-    """State of one service between two rounds."""
+    """State of one service between two rounds. Attributes: scraped: pods of which the pool has those to scrape."""
 
     reading: _Reading
     memory: Memory
+    scraped: tuple[PodView, ...] | None = None
     attainment: Attainment | None = None
     executor: ExecutorState = field(default_factory=ExecutorState)
     reporter: ReporterState = field(default_factory=ReporterState)
@@ -201,12 +203,9 @@ class Reconciler:
     def _snapshot(self, key: ServiceKey, known: _ServiceState) -> Snapshot:
         reading, now = known.reading, self._clock.steady()
         pods = tuple(self._cache.pods(key))
-        targets = [
-            Target(pod.uid, pod.name, pod.url(pod.metrics_port) + pod.engine.metrics_path, pod.engine.metrics)
-            for pod in pods
-            if pod.serves
-        ]
-        self._pool.keep(key, targets)
+        if pods != known.scraped:
+            known.scraped = pods
+            self._pool.keep(key, [_target(pod) for pod in pods if pod.serves])
         window, errors, uid = self._pool.window(key), self._pool.errors(key), reading.service.metadata.uid
         max_age = self._every.stale_after * self._stretch()
         gateway = self._gateway if reading.policy.gateway else None
@@ -273,8 +272,14 @@ class Reconciler:
         """Reports an unusable spec in the status; nothing else changes."""
         self._pace.note(key, None)
         self._pool.forget(key)
+        if (known := self._known.get(key)) is not None:
+            known.scraped = None
         pods = self._cache.pods(key)
         findings = unreadable(sum(pod.serves for pod in pods), problem)
         self._metrics.of_services.record_unreadable(key, findings)
         status = unreadable_status(record, findings, pods, self._clock.calendar())
         return await self._reporter.write(key, record, status, self._unreadable.setdefault(key, ReporterState()))
+
+
+def _target(pod: PodView) -> Target:
+    return Target(pod.uid, pod.name, pod.url(pod.metrics_port) + pod.engine.metrics_path, pod.engine.metrics)

@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
+from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import pod_labels, selector_string
 from inflight_base.manifest.units import format_price, format_seconds
 from inflight_operator.api.resolve import service_url
@@ -22,6 +23,7 @@ from inflight_operator.api.status import (
     Decision,
     DemandStatus,
     EngineStatus,
+    FenceStatus,
     GatewayStatus,
     InferenceServiceStatus,
     LimitsPair,
@@ -36,7 +38,7 @@ from inflight_operator.decide import decision as decided
 from inflight_operator.decide.decision import Number, Reason
 from inflight_operator.decide.status.conditions import ROLLOUT_STUCK, Finding, pool_refused, stuck, summarized
 from inflight_operator.decide.status.sentences import change_text, sentence
-from inflight_operator.decide.tuning.types import Bracket
+from inflight_operator.decide.tuning.types import Bracket, Fence
 from inflight_operator.observe.metrics import mean_kv_usage
 from inflight_operator.observe.pods import PodView
 from inflight_operator.reconcile.plan import Outcome, Plan
@@ -48,6 +50,13 @@ MAX_MESSAGE = 2048
 
 MAX_REASON = 1024
 """Longest reason of a decision, in characters, as the schema of the status has it."""
+
+_NO_VOLUME_TYPE = "must specify a volume type"
+"""The API server's words for a volume of a type that it does not know."""
+
+_NO_IMAGE_VOLUMES = (
+    "; model.source oci:// needs image volumes, which Kubernetes has by default from 1.35 on: use pvc:// here"
+)
 
 _ON_THE_WAY = ("Starting", "Scheduling", "Loading", "Serving", "ScaledToZero", "Idle", "Waking")
 """Transient reasons of Ready."""
@@ -83,12 +92,21 @@ def findings_after(name: str, plan: Plan, outcome: Outcome) -> tuple[Finding, ..
     """Returns all conditions of the service called `name`, after execution of the plan."""
     if not outcome.failures:
         return plan.findings
-    findings = stuck(plan.findings, "ApplyFailed", _messages(outcome.failures.values()))
+    why = _messages(outcome.failures.values())
+    if _NO_VOLUME_TYPE in why and any(_has_image_volume(child) for child in plan.children):
+        why += _NO_IMAGE_VOLUMES
+    findings = stuck(plan.findings, "ApplyFailed", why)
     planned = {(child["kind"], child["metadata"]["name"]) for child in plan.children}
     of_pool = outcome.failures.keys() & pool_children(name) & planned
     if not of_pool:
         return findings
     return pool_refused(findings, "ApplyFailed", _messages(outcome.failures[child] for child in of_pool))
+
+
+def _has_image_volume(child: Manifest) -> bool:
+    return child["kind"] == "Deployment" and any(
+        "image" in volume for volume in child["spec"]["template"]["spec"]["volumes"]
+    )
 
 
 def _messages(failures: Iterable[str]) -> str:
@@ -179,15 +197,20 @@ def _conditions(findings: tuple[Finding, ...], service: ServiceRecord, now: date
 
 
 def _condition(finding: Finding, service: ServiceRecord, now: datetime) -> Condition:
+    """Returns the condition, the same object while it is equal."""
     before = next((one for one in service.status.conditions if one.type == finding.type), None)
-    same = before is not None and before.status == finding.status
+    message, generation = _cut(finding.message, MAX_MESSAGE), service.metadata.generation
+    if before is not None and before.status == finding.status:
+        if (before.reason, before.message, before.observed_generation) == (finding.reason, message, generation):
+            return before
+        now = before.last_transition_time
     return Condition(
         type=finding.type,
         status=finding.status,
         reason=finding.reason,
-        message=_cut(finding.message, MAX_MESSAGE),
-        observed_generation=service.metadata.generation,
-        last_transition_time=before.last_transition_time if before is not None and same else now,
+        message=message,
+        observed_generation=generation,
+        last_transition_time=now,
     )
 
 
@@ -288,12 +311,13 @@ def _limits(snapshot: Snapshot, plan: Plan) -> LimitsStatus | None:
 
 
 def _tuning(snapshot: Snapshot, plan: Plan) -> TuningStatus | None:
-    """Returns the corrections of the cost model and the interval of the search; None without any."""
+    """Returns the corrections of the cost model, the interval of the search and its fences; None without any."""
     state = plan.memory.tuning
     known = TuningStatus(
         tpot_target=_correction(snapshot, state.tighten, state.tighten_until),
         kv_cache=_correction(snapshot, state.memory, state.memory_until),
         bracket=_bracket(snapshot, state.bracket),
+        fences=[_fence(snapshot, one) for one in state.fences if one.until > snapshot.now] or None,
     )
     return None if known == TuningStatus() else known
 
@@ -310,6 +334,15 @@ def _bracket(snapshot: Snapshot, known: Bracket | None) -> BracketStatus | None:
         return None
     good, bad, modelled = (LimitsPair(**asdict(one)) for one in (known.good, known.bad, known.wanted))
     return BracketStatus(good=good, bad=bad, modelled=modelled, until=_end(snapshot, known.until - snapshot.now))
+
+
+def _fence(snapshot: Snapshot, known: Fence) -> FenceStatus:
+    return FenceStatus(
+        limit="maxNumSeqs" if known.knob == "max_num_seqs" else "maxNumBatchedTokens",
+        direction="Up" if known.up else "Down",
+        value=known.value,
+        until=_end(snapshot, known.until - snapshot.now),
+    )
 
 
 def _end(snapshot: Snapshot, left: float) -> datetime:

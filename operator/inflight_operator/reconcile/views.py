@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from inflight_base.page.histogram import Histogram
 from inflight_operator.decide.replicas.demand import MAX_ERROR, DemandHistory, DemandView
 from inflight_operator.decide.replicas.scaling import ScalingObservation
 from inflight_operator.decide.status.pods import PodClass, Pods, Replicas, StartUps
@@ -169,7 +170,7 @@ def tuning_view(window: Window, start: float, now: float, slo: Slo, names: Mappi
         names: names of the pods that accept limits, by uid.
     """
     span = window.since(start)
-    tpot = span.histogram(lambda sample: sample.tpot)
+    ttft, tpot = span.histogram(lambda sample: sample.ttft), span.histogram(lambda sample: sample.tpot)
     itl = span.histogram(lambda sample: sample.itl)
     generated = span.increase(lambda sample: sample.generation_tokens)
     steps = span.histogram(lambda sample: sample.step_tokens)
@@ -183,7 +184,7 @@ def tuning_view(window: Window, start: float, now: float, slo: Slo, names: Mappi
         itl_mean=itl.mean,
         itl_p50=itl.percentile(0.5),
         itl_p95=itl.percentile(0.95),
-        ttft_p95=span.histogram(lambda sample: sample.ttft).percentile(0.95),
+        ttft_p95=ttft.percentile(0.95),
         generated_tokens=generated,
         tokens_per_s=generated / span.seconds if span.seconds > 0 else 0.0,
         step_tokens_p50=steps.percentile(0.5),
@@ -194,25 +195,24 @@ def tuning_view(window: Window, start: float, now: float, slo: Slo, names: Mappi
         waiting_prompt_tokens=span.mean_per_pod(lambda sample: sample.waiting_prompt_tokens),
         kv_usage=span.peak(lambda sample: sample.kv_usage or 0.0),
         preemptions_per_min=_per_pod(span.pods, lambda pod: pod.preemptions) * 60,
-        quality=_quality(span.pods, slo),
+        quality=_quality(span, ttft, tpot, slo),
         by_pod=tuple(
-            PodQuality(uid, names[uid], _quality((pod,), slo))
+            PodQuality(uid, names[uid], _quality(Span((pod,)), pod.ttft, pod.tpot, slo))
             for uid, pod in zip(window.pods, span.pods, strict=True)
             if uid in names and pod.seconds > 0
         ),
     )
 
 
-def _quality(pods: Sequence[PodSpan], slo: Slo) -> Quality:
-    span = Span(tuple(pods))
-    ttft, tpot = span.histogram(lambda pod: pod.ttft), span.histogram(lambda pod: pod.tpot)
+def _quality(span: Span, ttft: Histogram, tpot: Histogram, slo: Slo) -> Quality:
+    """Returns the quality of a span. Args: ttft, tpot: of all its pods."""
     return Quality(
         first_tokens=int(ttft.count),
         finished=int(tpot.count),
         ttft_within=1.0 if slo.ttft_p95 is None else ttft.share_within(slo.ttft_p95),
         tpot_within=1.0 if slo.tpot_p95 is None else tpot.share_within(slo.tpot_p95),
-        tokens_per_s=_per_pod(pods, lambda pod: pod.generation_tokens),
-        load=_per_pod(pods, lambda pod: pod.arrived or pod.ttft.count),
+        tokens_per_s=_per_pod(span.pods, lambda pod: pod.generation_tokens),
+        load=_per_pod(span.pods, lambda pod: pod.arrived or pod.ttft.count),
         waiting=span.mean_per_pod(lambda sample: sample.waiting) or 0.0,
     )
 

@@ -11,11 +11,12 @@ from inflight_operator.api.types import InferenceService
 from inflight_operator.render.metadata import child
 
 TOKEN_KEY = "token"
-TENANT_KEY, PREVIOUS_TENANT_KEY = "tenant-key", "tenant-key-previous"
-"""Keys in the Secret and names of the files in the engine's container."""
+TENANT_KEY, PROGRESS_KEY = "tenant-key", "tenant-key-progress"
+"""Keys in the Secret and names of the files in the engine's container; those before a rotation have `-previous`."""
 
 UNSIGNED = "none"
-"""Content of `TENANT_KEY` at services without API keys: their engines take requests that the gateway did not sign."""
+"""Content of `TENANT_KEY` at services without API keys: their engines take requests that the gateway did not sign. By
+`PROGRESS_KEY` they know the answers that it continues."""
 
 SECRET_FOLDER = "/etc/inflight/admin"
 
@@ -29,8 +30,10 @@ def admin_token_secret(service: InferenceService, token: str, tenant_keys: Seque
         tenant_keys: `ChildPlan.tenant_keys`.
     """
     # Also where there is no gateway: pods from when there was one read the file at each request.
-    keys = (UNSIGNED,) if service.spec.gateway.auth is None else tenant_keys
-    values = {TOKEN_KEY: token, **dict(zip((TENANT_KEY, PREVIOUS_TENANT_KEY), keys, strict=False))}
+    values, name = {TOKEN_KEY: token}, TENANT_KEY
+    if service.spec.gateway.auth is None:
+        values[TENANT_KEY], name = UNSIGNED, PROGRESS_KEY
+    values |= zip((name, f"{name}-previous"), tenant_keys, strict=False)
     return {
         **child("v1", "Secret", service, child_names(service.metadata.name).admin_token),
         "type": "Opaque",

@@ -14,6 +14,7 @@ from inflight_base.manifest.units import parse_duration, parse_quantity
 from inflight_operator.api.base import SpecModel
 from inflight_operator.api.engine.fields import Engine
 from inflight_operator.api.pods.scheduling import ServiceClass
+from inflight_operator.api.pods.template import KV_FOLDER
 from inflight_operator.api.setting import settings_in
 from inflight_operator.api.spec import InferenceServiceSpec
 from inflight_settings.scheduling import ServiceClass as EngineServiceClass
@@ -61,6 +62,8 @@ def engine_flags(spec: InferenceServiceSpec) -> list[str]:
     }
     if spec.accelerator.count > 1:
         arguments["tensor-parallel-size"] = [f"--tensor-parallel-size={spec.accelerator.count}"]
+    if disk := engine.kv_cache.disk:
+        arguments["disk-space"] = [f"--disk-space={int(parse_quantity(disk.size))}", f"--disk-path={KV_FOLDER}"]
     arguments["ttft-target"] = ttft_flags(spec)
     ordered = sorted(arguments, key=lambda flag: _FIRST.index(flag) if flag in _FIRST else len(_FIRST))
     return [

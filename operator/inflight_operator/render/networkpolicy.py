@@ -1,17 +1,18 @@
 """The NetworkPolicy of the service's pods.
 
-Ingress: the serving port, and that of gRPC, from anywhere, since callers are up to the service's users, or from the
-clients that `spec.networkPolicy.from` or else the installation names, the gateway and the peers beside the operator
-that may reach the admin port. If the service requires API keys, only from the gateway, which checks them, and from
-those peers; so without a gateway, no client reaches such a service. Engines whose metrics are on the serving port let
-the operator in too. The admin port only from the operator's pods and from the peers the operator was installed with,
-such as Prometheus: calls that change an engine are signed or carry the token, and users have no way to try one. An
-operator outside the cluster has no pods to select, so the admin port of its engines is open. The ports of KV cache
-events only from the gateway.
+Ingress: the serving port, and that of gRPC, from the clients that `spec.networkPolicy.from` or else the installation
+names, or else from the pods of the service's namespace; from the gateway; and from the peers beside the operator that
+may reach the admin port. Policies add up, so one that let all in would do so in a namespace that denies by default. If
+the service requires API keys, only from the gateway, which checks them, and from those peers; so without a gateway, no
+client reaches such a service. Engines whose metrics are on the serving port let the operator in too. The admin port
+only from the operator's pods and from the peers the operator was installed with, such as Prometheus: calls that change
+an engine are signed or carry the token, and users have no way to try one. An operator outside the cluster has no pods
+to select, so the admin port of its engines is open, and the serving port of those whose metrics are on it. The ports of
+KV cache events only from the gateway.
 Kubernetes always lets the node reach its own pods, and the kubelet's probes use the serving port.
 
-Egress: only DNS and the trace collector, if any, for models in the image or on a claim. The pod fetches Hugging Face
-models itself, through any mirror or proxy in its environment, so egress stays open for these.
+Egress: only DNS and the trace collector, if any, for models in the image or on a claim. The pod fetches all others
+itself, through any mirror or proxy in its environment, so egress stays open for these.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from inflight_base.manifest.names import (
     OPERATOR_LABELS,
     pod_labels,
 )
+from inflight_operator.api.engine.fields import REMOTE
 from inflight_operator.api.pods.network import peers
 from inflight_operator.api.resolve import engine_type
 from inflight_operator.api.types import InferenceService
@@ -35,10 +37,13 @@ from inflight_operator.render.observability import collector_egress, observabili
 from inflight_operator.render.plan import Settings
 from inflight_operator.render.service import behind_gateway, gateway_peer
 
+_OWN_NAMESPACE: Manifest = {"podSelector": {}}
+"""Peer: the pods of the policy's namespace."""
 
-def downloads_model(service: InferenceService) -> bool:
+
+def fetches_model(service: InferenceService) -> bool:
     """Returns True if the service's pods fetch their model over the network."""
-    return service.spec.model.source.startswith("hf://")
+    return service.spec.model.source.startswith(("hf://", *REMOTE))
 
 
 def network_policy(service: InferenceService, settings: Settings, *, leaving: bool) -> Manifest:
@@ -61,8 +66,8 @@ def network_policy(service: InferenceService, settings: Settings, *, leaving: bo
         **child("networking.k8s.io/v1", "NetworkPolicy", service),
         "spec": {
             "podSelector": {"matchLabels": pod_labels(name)},
-            "policyTypes": ["Ingress"] if downloads_model(service) else ["Ingress", "Egress"],
-            **({"egress": egress} if egress and not downloads_model(service) else {}),
+            "policyTypes": ["Ingress"] if fetches_model(service) else ["Ingress", "Egress"],
+            **({"egress": egress} if egress and not fetches_model(service) else {}),
             "ingress": [
                 *_serving(service, settings, admin.get("from"), gateway),
                 admin,
@@ -98,23 +103,33 @@ def _serving(
     allows all."""
     names = [HTTP_PORT_NAME, *([GRPC_PORT_NAME] if service.spec.engine.grpc else [])]
     rule: Manifest = {"ports": [{"port": name, "protocol": "TCP"} for name in names]}
-    clients = _clients(service, settings)
-    if (clients is None and not _keyed(service)) or clients_ignored(service, settings):
+    if _open_to_all(service, settings):
         return [rule]
     admin = admin_peers if admin_peers and _metrics_are_served(service) else settings.admin_peers
-    allowed = [*(clients or ()), *gateway, *admin]
+    allowed = [*_clients(service, settings), *gateway, *admin]
     return [{**rule, "from": allowed}] if allowed else []
 
 
 def clients_ignored(service: InferenceService, settings: Settings) -> bool:
-    """Returns True if all clients may connect although a list names some: engines have their metrics on the serving
-    port alone, and an operator outside the cluster, which reads them, has no pods to select."""
-    outside = settings.operator_namespace is None
-    return outside and _metrics_are_served(service) and _clients(service, settings) is not None
+    """Returns True if all clients may connect although a list names some."""
+    return _open_to_all(service, settings) and _named(service, settings) is not None
 
 
-def _clients(service: InferenceService, settings: Settings) -> list[Manifest] | None:
-    """Returns the clients that may connect, without those of each service; None if no list names them."""
+def _open_to_all(service: InferenceService, settings: Settings) -> bool:
+    """Returns True if engines have their metrics on the serving port alone, and the operator, which reads them, runs
+    outside the cluster and has no pods to select."""
+    return _metrics_are_served(service) and settings.operator_namespace is None and not _keyed(service)
+
+
+def _clients(service: InferenceService, settings: Settings) -> list[Manifest]:
+    """Returns the clients that may connect, without those of each service."""
+    if (named := _named(service, settings)) is not None:
+        return named
+    return [] if _keyed(service) else [_OWN_NAMESPACE]
+
+
+def _named(service: InferenceService, settings: Settings) -> list[Manifest] | None:
+    """Returns the clients that a list names; None without one."""
     policy = service.spec.network_policy
     named = None if policy is None else peers(policy)
     if named is None and not _keyed(service):

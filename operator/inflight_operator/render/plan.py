@@ -72,7 +72,8 @@ class Settings:
         operator_namespace: namespace of the operator's pods, which may reach the engines' admin port; None when the
             operator does not run in a pod.
         admin_peers: NetworkPolicyPeers that may reach the admin port as well.
-        client_peers: NetworkPolicyPeers that may reach the serving port of services that name no clients; empty: all.
+        client_peers: NetworkPolicyPeers that may reach the serving port of services that name no clients; empty: the
+            pods of their namespace.
         observability: traces and logs of engines whose service does not set them.
         gateway_service: full DNS name of the gateway's Service; empty without a gateway.
         endpoint_picker: whether the gateway's pods serve other gateways as their endpoint picker.

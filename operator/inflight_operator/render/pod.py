@@ -8,7 +8,7 @@ from inflight_base.manifest import Manifest
 from inflight_base.manifest.engines import CUSTOM, INFLIGHT, VLLM, annotation_of
 from inflight_base.manifest.names import ENGINE_ANNOTATION, ENGINE_CONTAINER, QUEUE_LABEL, child_labels, child_names
 from inflight_base.manifest.units import parse_duration
-from inflight_operator.api.resolve import MODEL_FOLDER, claim_and_folder, engine_type
+from inflight_operator.api.resolve import MODEL_FOLDER, claim_and_folder, downloads_model, engine_type, model_image
 from inflight_operator.api.types import InferenceService
 from inflight_operator.render.admin_token import SECRET_FOLDER
 from inflight_operator.render.engines.container import (
@@ -22,7 +22,6 @@ from inflight_operator.render.engines.container import (
 from inflight_operator.render.engines.custom import custom_container
 from inflight_operator.render.engines.inflight import inflight_container
 from inflight_operator.render.engines.vllm import vllm_container
-from inflight_operator.render.networkpolicy import downloads_model
 from inflight_operator.render.plan import Settings
 from inflight_operator.render.template import merge_template
 
@@ -62,8 +61,8 @@ def pod_template(service: InferenceService, settings: Settings) -> Manifest:
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
             **({"initContainers": list(engine.init_containers)} if engine.init_containers else {}),
-            "containers": [_container(engine, settings, volumes)],
-            "volumes": [each.volume for each in volumes],
+            "containers": [_container(engine, settings, volumes, service.spec.model.credentials_secret)],
+            "volumes": [each.volume for each in volumes if each.source is not None],
         },
     }
     return merge_template(pod, service.spec.template)
@@ -91,13 +90,16 @@ def _volumes(service: InferenceService, engine: EngineContainer) -> list[Volume]
     if claimed := claim_and_folder(service.spec.model.source):
         claim = {"persistentVolumeClaim": {"claimName": claimed[0], "readOnly": True}}
         volumes.append(Volume("inflight-model", claim, MODEL_FOLDER))
-    if downloads_model(service):
+    if image := model_image(service.spec.model.source):
+        volumes.append(Volume("inflight-model", {"image": {"reference": image}}, MODEL_FOLDER))
+    if downloads_model(service.spec.model.source):
         disk = {"emptyDir": {"sizeLimit": download_size(service)}}
         volumes.append(Volume("inflight-model", disk, MODEL_FOLDER, read_only=False))
     return [*volumes, *engine.volumes]
 
 
-def _container(engine: EngineContainer, settings: Settings, volumes: list[Volume]) -> Manifest:
+def _container(engine: EngineContainer, settings: Settings, volumes: list[Volume], credentials: str | None) -> Manifest:
+    """The container. `credentials`: Secret of which each key becomes an environment variable."""
     environment: dict[str, Manifest] = {"HOME": {"value": SCRATCH}, **engine.environment}
     return {
         "name": ENGINE_CONTAINER,
@@ -106,6 +108,7 @@ def _container(engine: EngineContainer, settings: Settings, volumes: list[Volume
         **engine.start,
         "ports": [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in engine.ports.items()],
         "env": [{"name": name, **value} for name, value in environment.items()],
+        **({"envFrom": [{"secretRef": {"name": credentials}}]} if credentials else {}),
         "resources": engine.resources,
         **engine.probes,
         **({"lifecycle": engine.stop} if engine.stop else {}),

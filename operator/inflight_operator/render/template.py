@@ -35,7 +35,7 @@ def merge_template(pod: Manifest, template: PodTemplate) -> Manifest:
         "env": _by_name(engine["env"], user["env"]),
         "resources": _merge_resources(engine["resources"], user["resources"], user["resourceClaims"]),
         "volumeMounts": engine["volumeMounts"] + user["volumeMounts"],
-        **({"envFrom": user["envFrom"]} if user["envFrom"] else {}),
+        **({"envFrom": variables} if (variables := [*engine.get("envFrom", []), *user["envFrom"]]) else {}),
     }
     metadata = {**pod["metadata"], "labels": {**user["labels"], **pod["metadata"]["labels"]}}
     given = {name: text for name, text in user["annotations"].items() if name != ENGINE_ANNOTATION}

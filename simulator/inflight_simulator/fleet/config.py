@@ -20,6 +20,7 @@ REFERENCE_COST = CostModel(
     prefill_token_s=30e-6,
     decode_kv_token_s=0.045e-6,
     prefill_context_token_s=1.05e-9,
+    copied_token_s=2.6e-6,
 )
 """An 8B model on one H100-class GPU, by public arithmetic, not measured."""
 
@@ -34,6 +35,8 @@ class ReplicaModel:
     Attributes:
         cost: seconds of a step.
         kv_tokens: tokens that the KV cache holds. block_size: tokens in a KV block.
+        host_tokens: tokens that host memory behind the KV cache holds, where prompts share something.
+        kv_bytes_per_token: keys and values of a token; None: unknown.
         kv_headroom: share of the blocks that admission leaves free.
         capacity: largest limits that the engine accepts.
         noise: standard deviation of the logarithm of a step's duration around the cost model's.
@@ -43,6 +46,8 @@ class ReplicaModel:
     cost: CostModel = REFERENCE_COST
     kv_tokens: int = 400_000
     block_size: int = 16
+    host_tokens: int = 0
+    kv_bytes_per_token: int | None = 131_072
     kv_headroom: float = 0.01
     capacity: Limits = REFERENCE_CAPACITY
     noise: float = 0.03

@@ -98,8 +98,13 @@ def read(reader, text):
     except PageError as error:
         return str(error)
     buckets = {name: dict(of_name) for name, of_name in page.buckets.items() if of_name}
+    buckets |= {name: dict(zip(bounds, counts, strict=True)) for name, (bounds, counts) in page.single.items()}
     values = {name: numbers for name, numbers in page.values.items() if numbers}
-    return values, dict(page.keyed), buckets, page.unknown, page.kv_cache_tokens()
+    try:
+        ttft = page.histogram(TTFT)
+    except PageError as error:
+        ttft = str(error)
+    return values, dict(page.keyed), buckets, page.unknown, page.kv_cache_tokens(), ttft
 
 
 @settings(max_examples=300)

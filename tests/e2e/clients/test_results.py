@@ -1,12 +1,15 @@
 """Suites and their results: reports of pytest, exceptions, pins."""
 
+import os
 import re
+import select
 
 import pytest
 
-from e2e.clients.__main__ import faults, parser, rows
+from e2e.clients.__main__ import faults, main, parser, rows
 from e2e.clients.results import read
-from e2e.clients.suites import PYTEST, SUITES, Suite
+from e2e.clients.run import GRPC, run
+from e2e.clients.suites import PYTEST, SUITES, WAYS, Suite
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="test_a" name="test_good"/>
@@ -71,3 +74,49 @@ def test_a_suite_is_pinned_with_all_that_it_requires_and_without_torch(suite):
     assert all("==" in pin for pin in pins)
     assert not any(pin.startswith("torch==") for pin in pins)
     assert suite.tests.exists()
+
+
+@pytest.fixture
+def ran(monkeypatch, tmp_path):
+    """Runs a shell script in place of a suite's pytest."""
+    monkeypatch.setattr("e2e.clients.run.write_tokenizer", lambda folder: None)
+    urls = dict.fromkeys((*WAYS, GRPC), "")
+
+    def ran(script):
+        monkeypatch.setattr("e2e.clients.run.command", lambda *_: ["sh", "-c", script])
+        return run(Suite("a", ("a==1",)), "direct", urls, tmp_path)
+
+    return ran
+
+
+def test_a_suite_that_takes_too_long_ends_with_all_that_it_started(ran, monkeypatch, tmp_path):
+    monkeypatch.setattr("e2e.clients.run.SUITE_SECONDS", 1)
+    os.mkfifo(tmp_path / "held")
+    held = os.open(tmp_path / "held", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with pytest.raises(ValueError, match="a took longer than 1 s: the last line"):
+            ran("sleep 600 >held & echo the last line; wait")
+        readable, _, _ = select.select([held], [], [], 30)
+        assert readable, "what the suite started still runs"
+    finally:
+        os.close(held)
+
+
+def test_a_suite_that_ended_early_is_a_fault_though_its_report_is_good(ran):
+    good = 'echo \'<testsuites><testcase classname="a" name="b"/></testsuites>\' >a.xml'
+    assert ran(good).faults() == []
+    with pytest.raises(ValueError, match="a ended early, with exit code 3: the last line"):
+        ran(f"{good}; echo the last line; exit 3")
+
+
+def test_a_suite_whose_tests_are_all_skipped_is_a_fault(report):
+    text = '<testsuites><testcase classname="a" name="b"><skipped message="no"/></testcase></testsuites>'
+    assert read(report(text), Suite("a", ("a==1",)), "direct").faults() == ["no test ran"]
+
+
+def test_logs_of_another_run_are_not_overwritten(tmp_path, monkeypatch, capsys):
+    (tmp_path / "generation").mkdir()
+    monkeypatch.setattr("e2e.clients.__main__.exit_on_signals", lambda: None)
+    monkeypatch.setattr("sys.argv", ["clients", "--logs", str(tmp_path)])
+    assert main() == 1
+    assert "File exists" in capsys.readouterr().err

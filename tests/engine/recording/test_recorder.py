@@ -74,6 +74,7 @@ def test_a_run_reads_like_this():
     record.close()
     header, *events = lines(sink.content)
     scheduling = {"service_class": "default", "priority": 2, "tenant": "", "cache_salt": "", "predicted_tokens": 4}
+    scheduling |= {"resumes": True}
     assert header["record"] == "inflight-engine schedule"
     assert header["config"]["capacity"]["max_num_seqs"] == CONFIG.capacity.max_num_seqs
     assert events == [

@@ -34,7 +34,7 @@ def replay_file(path):
 
 @pytest.fixture(scope="module")
 def run():
-    return Workload(seed=5)
+    return Workload(seed=7)
 
 
 @pytest.fixture(scope="module")

@@ -61,6 +61,9 @@ class Workload:
         self.num_added = self.num_steps = self.num_changes = 0
         self.hits = self.loaded = self.stopped = self.cancelled = self.failed = self.late_tokens = self.damaged = 0
         self.revision = 0
+        self.disk = random.Random(f"disk {seed}")
+        self.fetching = {}
+        self.num_fetches = self.from_disk = 0
 
     def _is_cached(self, block_hash):
         return self.scheduler.is_cached(block_hash)
@@ -94,8 +97,25 @@ class Workload:
             rates = self.random.choice([None, LoadRates(1000.0, 1.5e5), LoadRates(1e5, 10.0)])
             self.scheduler.offload.rates = rates
             self.recorder.rates(rates)
+        elif chance < 0.2 and self.requests:
+            self.fetch()
         elif self.scheduler.has_work or self.under_way is not None:
             self.step(fails=chance > 0.999)
+
+    def fetch(self):
+        """Blocks of a request come from a disk, or some of them; other fetches may begin before."""
+        if self.fetching and self.disk.random() < 0.5:
+            number, most = self.fetching.popitem()
+            count = self.disk.randint(0, most)
+            self.scheduler.offload.fetched(number, count)
+            self.recorder.fetched(number, count)
+            self.from_disk += count
+            return
+        hashes = self.requests[self.disk.choice(list(self.requests))].block_hashes
+        _, places = self.scheduler.offload.fetch(self.num_fetches, hashes)
+        self.recorder.fetching(self.num_fetches, hashes)
+        self.fetching[self.num_fetches] = len(places)
+        self.num_fetches += 1
 
     def add(self):
         pick = self.random

@@ -18,7 +18,7 @@ from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.plan import SlotStart, StepPlan
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_settings.limits import Limits
-from tests.engine.scheduling.model_runner import Computed, ModelRunner, reference_output
+from tests.engine.scheduling.model_runner import UNWRITTEN, Computed, ModelRunner, reference_output
 from tests.engine.scheduling.rules import Rules
 from tests.engine.scheduling_fields import gathered
 
@@ -88,6 +88,7 @@ class Driver:
         plan: what the scheduler gave last, also when it broke a rule.
         plans: launched in the last iteration; two where no step was under way before it, with lookahead.
         under_way: with lookahead, the step that is launched and not taken in.
+        coming: by number of a fetch, what comes from a disk, and to which places of the tier.
         unscored: of requests that ask for log-probabilities of their prompts, the positions that were not computed yet.
         late_tokens: sampled for requests that had ended. put_back: requests that a broken step before theirs cost
             their slot. misled: those that found blocks of a step one of whose chunks was not computed. waited: how
@@ -120,6 +121,8 @@ class Driver:
         self.now = 0.0
         self.under_way: Launched | None = None
         self.late_tokens = self.put_back = self.misled = self.waited = self.forced = self.unforced = self.damaged = 0
+        self.coming: dict[int, tuple[list[list[int]], list[int]]] = {}
+        self.num_fetches = 0
         self.unscored: dict[int, set[int]] = {}
         self._domains: dict[tuple[str, str] | int, int] = {}
 
@@ -174,6 +177,28 @@ class Driver:
             self._end(request_id, reason)
             self.rules.check_counters(self.scheduler)
         return known
+
+    def fetch(self, request_id: int) -> int:
+        """Blocks of a request's tokens begin to come from a disk; returns the number of the fetch."""
+        number = self.num_fetches
+        self.num_fetches += 1
+        hashes = self.rules.requests[request_id].request.block_hashes
+        size = self.config.block_size
+        contents = self.runner.sequences[request_id].stamps[size - 1 :: size][: len(hashes)]
+        indices, places = self.scheduler.offload.fetch(number, hashes)
+        self.rules.tier.fetch(number, contents, indices, places.tolist())
+        stamps = self.runner.sequences[request_id].stamps
+        self.coming[number] = [stamps[at * size : (at + 1) * size] for at in indices], places.tolist()
+        self.rules.check_counters(self.scheduler)
+        return number
+
+    def fetched(self, number: int, count: int) -> None:
+        """So many blocks of a fetch have come; the places of the rest have anything."""
+        for at, (stamps, place) in enumerate(zip(*self.coming.pop(number), strict=True)):
+            self.runner.host_memory[place][:] = stamps if at < count else [UNWRITTEN] * len(stamps)
+        self.scheduler.offload.fetched(number, count)
+        self.rules.tier.fetched(number, count)
+        self.rules.check_counters(self.scheduler)
 
     def step(
         self,

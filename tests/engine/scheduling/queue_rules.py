@@ -21,7 +21,7 @@ class Known:
         state: what it must be in.
         decoding: it generates a token in each step: it is past its prefill, and within the budget.
         ending: it has its full length with a step that is not taken in yet.
-        continued: it came with tokens.
+        continued: it came with tokens, and resumes with them.
     """
 
     request: Request

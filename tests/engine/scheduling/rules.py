@@ -11,7 +11,7 @@ of a plan in between is said by `counted` and `confirmed`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -25,6 +25,7 @@ from inflight_settings.limits import Limits
 from tests.engine.scheduling.cache_rules import CacheRules
 from tests.engine.scheduling.model_runner import ModelRunner, ModelSequence
 from tests.engine.scheduling.queue_rules import Known, QueueRules
+from tests.engine.scheduling.tier_rules import TierRules
 
 NOBODY = -1
 """No request's id."""
@@ -96,6 +97,7 @@ class Rules:
             somebody was admitted before one of them.
         num_preemptions: since start. num_loaded: blocks loaded from the tier.
         num_throttled: steps with a budget below the running decodes.
+        started_blocks: of the requests that start in a step, but for the last one.
     """
 
     def __init__(self, config: SchedulerConfig, runner: ModelRunner) -> None:
@@ -120,13 +122,14 @@ class Rules:
         self.num_loaded = 0
         self.prefix_queries = self.prefix_hits = 0
         self.num_throttled = 0
+        self.started_blocks = 32_768
         self._decode_slots: tuple[Slots | None, list[int]] = (None, [])
         self._set_may_change = True
         self._under_way: dict[int, UnderWay] = {}
 
     def added(self, request: Request) -> None:
         known = Known(request, self.num_added, self._latest_start(request))
-        if len(request.output_token_ids):
+        if len(request.output_token_ids) and request.scheduling.resumes:
             known.continued, known.state = True, RequestState.PREEMPTED
         assert request.state is known.state, "the state of a new request is wrong"
         assert request.latest_start == known.latest_start, "the latest start of a request is wrong"
@@ -137,8 +140,8 @@ class Rules:
             self._cache.unshared.add(request.request_id)
 
     def _latest_start(self, request: Request) -> float:
-        """Arrival + target - its own prefill, without what is cached - its steps with what runs - two full steps of
-        others, a fifth of the target at most."""
+        """Arrival + target - its loads - its own prefill, without what is cached or loaded - its steps with what runs -
+        two full steps of others, a fifth of the target at most."""
         if self.config.policy != "deadline":
             return math.inf
         target = self.queues.targets[request.scheduling.service_class]
@@ -148,14 +151,20 @@ class Rules:
         target += self.config.ttft_per_token * num_tokens
         if cost is None:
             return request.arrival_time + target
-        cached = self._cache.findable(self.runner.sequences[request.request_id].stamps, num_tokens)
+        stamps = self.runner.sequences[request.request_id].stamps
+        cached = self._cache.findable(stamps, num_tokens)
+        size = self.config.block_size
+        loaded = self.tier.leading(stamps[cached + size - 1 : (num_tokens - 1) // size * size : size]) * size
+        loaded = loaded if loaded and self._pays(loaded, cached) else 0
+        loading = loaded / self.rates.copy if self.rates is not None else 0.0
+        cached += loaded
         held = self.runner.num_owned * self.config.block_size
         running, budget = len(self.runner.running), self.limits.max_num_batched_tokens
         step = cost.seconds(StepWork(running, 0, held, 0))
         full = cost.seconds(StepWork(running, max(0, budget - running), held, 0))
         computed = num_tokens - cached
         own = cost.prefill_seconds(computed, cached) + math.ceil(computed / budget) * step
-        return request.arrival_time + target - own - min(2 * full, 0.2 * target)
+        return request.arrival_time + target - loading - own - min(2 * full, 0.2 * target)
 
     def ended(self, request_id: int) -> None:
         known = self.requests.pop(request_id)
@@ -249,6 +258,8 @@ class Rules:
                 tables[self.runner.slots[slot].request_id].add(block)
         for start in plan.starts:
             self._check_start(start, tables)
+        num_before_last = sum(len(start.block_ids) for start in plan.starts[:-1])
+        assert not plan.starts or num_before_last < self.started_blocks, "a step starts requests of too many blocks"
         for extension in plan.extensions:
             request = self.requests[extension.request_id].request
             assert extension.num_prompt_tokens == request.num_prompt_tokens, "num_prompt_tokens is wrong"
@@ -266,7 +277,7 @@ class Rules:
             for sequence in running:
                 assert sequence.computed == len(sequence.stamps) - 1, "budget is left over while a prompt waits for it"
             if not plan.preemptions:
-                self._check_nobody_fits(running)
+                self._check_nobody_fits(running, plan.starts)
         elif plan.prefills:
             self._check_chunk_order(plan, running)
         slots = self.runner.slots
@@ -294,7 +305,7 @@ class Rules:
         """Takes in a plan of which nothing was computed."""
         self._check_blocks(plan)
         if plan.num_tokens < self.limits.max_num_batched_tokens and not plan.preemptions:
-            self._check_nobody_fits(self.runner.running)
+            self._check_nobody_fits(self.runner.running, plan.starts)
 
     def counted(self, plan: StepPlan) -> None:
         """Another plan follows, or the tokens are taken in: lengths and shares of service include this one."""
@@ -520,9 +531,13 @@ class Rules:
         self.queues.admitted(known, len(start.token_ids) - start.num_computed_tokens)
         if known.state is RequestState.WAITING and self.config.prefix_caching:
             self.prefix_queries += start.num_prompt_tokens
-            self.prefix_hits += start.num_computed_tokens
+            self.prefix_hits += min(start.num_computed_tokens, start.num_prompt_tokens)
         known.state = RequestState.RUNNING
         assert known.request.state is RequestState.RUNNING, "the state of a running request is wrong"
+
+    @property
+    def tier(self) -> TierRules:
+        return self._cache.tier
 
     def _check_blocks(self, plan: StepPlan) -> None:
         """Who decodes gets blocks first, then who is admitted, in order; who comes later finds what earlier chunks of
@@ -577,10 +592,12 @@ class Rules:
         free = self.config.num_blocks - self.runner.num_owned
         assert free >= math.floor(self.config.kv_headroom * self.config.num_blocks), "admission takes the headroom"
 
-    def _check_nobody_fits(self, running: list[ModelSequence]) -> None:
-        """A step that has budget and slots left and preempted nobody must have admitted whoever is next and fits, or
-        else may pass and fits."""
+    def _check_nobody_fits(self, running: list[ModelSequence], starts: Sequence[SlotStart] = ()) -> None:
+        """A step that has budget and slots left, preempted nobody and started few blocks must have admitted whoever is
+        next and fits, or else may pass and fits."""
         if len(running) >= self.limits.max_num_seqs or len(running) == len(self.requests):
+            return
+        if sum(len(start.block_ids) for start in starts) >= self.started_blocks:
             return
         free = self.config.num_blocks - self.runner.num_owned
         headroom = math.ceil(self.config.kv_headroom * self.config.num_blocks) if running else 0

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from inflight_engine.request import FinishReason, Request, SamplingParams, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig
@@ -48,7 +50,7 @@ SHARINGS = {
 }
 
 
-def waits(steps, giants, sharing, make=Scheduler):
+def waits(steps, giants, sharing, make=Scheduler, *, every=EVERY, small_answer=ANSWER):
     """Steps until each request starts, and the step at which it came. `giants`: by step, tokens of the prompts and
     answers that come."""
     scheduler = make(
@@ -73,8 +75,8 @@ def waits(steps, giants, sharing, make=Scheduler):
 
     number = GIANT
     for step in range(steps):
-        if step % EVERY == 0:
-            add(step, step, 200, ANSWER, sharing.small)
+        if step % every == 0:
+            add(step, step, 200, small_answer, sharing.small)
         for tokens, answer in giants.get(step, ()):
             add(number, step, tokens, answer, sharing.giant)
             number += 1
@@ -128,6 +130,29 @@ def test_a_class_of_more_weight_passes_as_many_times_longer():
     small, (giant,) = beside_waiting_giants(*waits(4000, ALONE, SHARINGS["a class of less weight"]))
     assert giant > 2000
     assert max(small) <= 1
+
+
+@settings(max_examples=30)
+@given(
+    st.floats(0.3, 0.9),
+    st.integers(1, 40),
+    st.integers(50, 500),
+    st.integers(10, 60),
+    st.sampled_from([1.0, 1.5, 3.0]),
+    st.sampled_from(["fcfs", "fair"]),
+)
+def test_a_giant_starts_once_the_passing_is_over_and_two_of_the_longest_answers(
+    share, own, answer, num_running, ratio, policy
+):
+    classes = ServiceClass("interactive", weight=ratio), ServiceClass("batch")
+    sharing = Sharing(classes, policy, ("interactive", "a"), ("batch", "b"))
+    giants = {2 * answer: [(int(share * BLOCKS * SIZE), own)]}
+    passing, longest = ratio * 10 / STEP_SECONDS, answer + 2
+    every = max(1, answer // num_running)
+    found = waits(int(2 * answer + passing + 6 * longest), giants, sharing, every=every, small_answer=answer)
+    small, (giant,) = beside_waiting_giants(*found)
+    assert giant <= passing + 2 * longest
+    assert all(wait <= 2 * longest for wait in small)
 
 
 LARGE, FIRST, LATER = 1000, 2000, 2001

@@ -11,6 +11,7 @@ from inflight_engine.scheduling.queues import WaitingQueues
 from inflight_policies.lazy_heap import LazyHeap
 from inflight_settings.limits import Limits
 from inflight_settings.scheduling import ServiceClass
+from tests.engine.scheduling.driver import Driver
 
 INF, NAN = float("inf"), float("nan")
 
@@ -84,6 +85,18 @@ def test_fair_charges_a_continued_request_to_its_tenant_and_not_to_its_class():
         waiting.admitted(each, each.num_tokens, 0)
     assert [waiting.pop(0).order for _ in range(3)] == [3, 4, 2]
     assert waiting.pop(0).order == 9
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "fair"])
+def test_a_request_that_says_it_goes_on_and_does_not_resume_is_a_new_one(policy):
+    """20 forged ones of a tenant ran before 4 of another that had come first."""
+    driver = Driver(max_num_seqs=1, policy=policy)
+    for number in range(4):
+        driver.add(number, [number] * 3, 4, tenant="b")
+    for number in range(4, 24):
+        driver.add(number, [number] * 3, 4, tenant="a", generated=1, resumes=False)
+    driver.run()
+    assert {*range(4)} <= {*driver.admission_order[: 4 if policy == "fcfs" else 9]}
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "sjf", "fair", "deadline"])

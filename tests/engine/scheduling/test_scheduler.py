@@ -3,6 +3,7 @@ import pytest
 from inflight_cost.model import CostModel
 from inflight_engine.cache.loading import LoadRates
 from inflight_engine.request import FinishReason, RequestState
+from inflight_engine.scheduling import admission
 from inflight_engine.scheduling.scheduler import CannotFitError
 from inflight_settings.scheduling import ServiceClass
 from tests.engine.scheduling.driver import Driver
@@ -340,6 +341,22 @@ def test_tenants_and_salts_share_no_prefix(difference):
     driver.add(2, list(range(9)), 1, **difference)
     driver.run()
     assert driver.scheduler.admission.prefix_hits == 0
+
+
+@pytest.mark.parametrize("lookahead", [False, True])
+def test_requests_whose_long_prompts_are_cached_start_in_several_steps(lookahead, monkeypatch):
+    monkeypatch.setattr(admission, "STARTED_BLOCKS", 8)
+    driver = Driver(max_num_seqs=8, max_num_batched_tokens=64, num_blocks=64, block_size=2, lookahead=lookahead)
+    driver.rules.started_blocks = 8
+    driver.add(0, [*range(9)], 1)
+    driver.run()
+    for request_id in range(1, 8):
+        driver.add(request_id, [*range(9)], 6)
+    num_starts = []
+    while (plan := driver.step()) is not None:
+        num_starts.append(len(plan.starts))
+    assert num_starts[:5] == [2, 2, 2, 1, 0]  # each of five blocks
+    assert driver.admission_order == [*range(8)]
 
 
 def test_a_request_that_asks_for_log_probabilities_of_its_prompt_computes_all_of_it():

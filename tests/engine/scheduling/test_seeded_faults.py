@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from inflight_engine.cache import offload
+from inflight_engine.cache import offload, prefix
 from inflight_engine.cache.block_pool import BlockPool
 from inflight_engine.cache.prefix import block_hashes, root_hash
 from inflight_engine.request import Request, TokenIds
@@ -164,10 +164,21 @@ def with_hashes(parents: Callable[[bytes], bytes], roots: Callable[[str, str], b
         return chain
 
     def plant(scheduler: Scheduler, patch: Patch) -> None:
-        patch.setattr(running_module, "block_hashes", hashes)
-        patch.setattr(running_module, "root_hash", roots)
+        patch.setattr(prefix, "block_hashes", hashes)
+        patch.setattr(prefix, "root_hash", roots)
 
     return plant
+
+
+def resumes_whatever_it_says(add: Callable[[Request], None], request: Request) -> None:
+    given, request.scheduling = request.scheduling, replace(request.scheduling, resumes=True)
+    add(request)
+    request.scheduling = given
+
+
+def shares_all_blocks(scheduler: Scheduler, patch: Patch) -> None:
+    for module in (prefix, running_module):
+        patch.setattr(module, "shares_blocks", lambda request: True)
 
 
 def changed(struct: Any, **fields: Any) -> Any:
@@ -489,8 +500,11 @@ FAULTS = {
         with_hashes(lambda parent: parent, roots=lambda tenant, salt: b""),
         "do not hold its tokens|the content of block",
     ),
+    "a continued request goes first that should wait": Fault(
+        wrap("", "add", resumes_whatever_it_says), "the state of a new request is wrong"
+    ),
     "a prompt to be scored takes what others computed": Fault(
-        lambda scheduler, patch: patch.setattr(running_module, "_shares", lambda request: True),
+        shares_all_blocks,
         "do not hold its tokens|the content of block|not all of its prompt is scored",
     ),
     "what was used last is evicted first": Fault(
@@ -517,6 +531,16 @@ FAULTS = {
     ),
     "what is damaged is loaded again": Fault(
         wrap("offload", "fail", lambda fail, places: None), "host blocks leaked|should be", TIER
+    ),
+    "what did not come from the disk is found": Fault(
+        wrap("offload", "fetched", lambda fetched, number, count: fetched(number, 10_000)),
+        "host blocks leaked|should be|do not hold its tokens",
+        TIER,
+    ),
+    "what comes from the disk is held for ever": Fault(
+        wrap("offload._tier", "store", lambda store, places, hashes: None),
+        "host blocks leaked|should be|two contents|come from the disk|gets a place",
+        TIER,
     ),
     "it loads though computing is cheaper": Fault(
         set_attribute(offload, "loading_is_cheaper", lambda *arguments: True),
@@ -606,13 +630,17 @@ FAULTS = {
     ),
     "a long prompt has no longer a target": Fault(
         lambda scheduler, patch: patch.setattr(
-            scheduler, "deadlines", Deadlines(replace(scheduler.config, ttft_per_1k_tokens=0.0), scheduler.running.pool)
+            scheduler,
+            "deadlines",
+            Deadlines(replace(scheduler.config, ttft_per_1k_tokens=0.0), scheduler.running.pool, scheduler.offload),
         ),
         "the latest start of a request is wrong",
         DEADLINE | {"ttft_per_1k_tokens": 100.0},
     ),
     "what the prefix cache has is predicted as computed": Fault(
-        lambda scheduler, patch: patch.setattr(scheduler, "deadlines", Deadlines(scheduler.config, BlockPool(16, 2))),
+        lambda scheduler, patch: patch.setattr(
+            scheduler, "deadlines", Deadlines(scheduler.config, BlockPool(16, 2), scheduler.offload)
+        ),
         "the latest start of a request is wrong",
         DEADLINE,
     ),

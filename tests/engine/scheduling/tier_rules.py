@@ -10,6 +10,8 @@ class TierRules:
     lost at once and is here already counts as used first, then the rest comes in, the first lost first. What a plan
     loads is not given up before the plan is made, and is the most recently used then, of one request the first block.
 
+    What comes from a disk has places from the start, at most half of all, and counts as used when it has come.
+
     Contents are stamps, as in `CacheRules`.
     """
 
@@ -22,10 +24,41 @@ class TierRules:
         self._coming: dict[int, int] = {}
         """By content that no plan copies yet, the block that has it."""
         self._under_way: dict[int, set[int]] = {}
+        self.fetching: dict[int, dict[int, int]] = {}
+        """By number, content and place of what comes from a disk."""
 
     @property
     def num_full(self) -> int:
         return len(self._contents)
+
+    @property
+    def num_fetching(self) -> int:
+        return sum(map(len, self.fetching.values()))
+
+    def fetch(self, number: int, contents: list[int], indices: list[int], places: list[int]) -> None:
+        """These begin to come, but for those that are here, which are used by that."""
+        room = self.num_places // 2 - self.num_fetching
+        missing = [at for at, content in enumerate(contents) if content not in self._contents]
+        assert indices == missing[:room], "other blocks than the first that are missing come from the disk"
+        for content in contents[: missing[room]] if len(missing) > room else contents:
+            if content in self._contents:
+                del self._contents[content]
+                self._contents[content] = None
+        coming: dict[int, int] = {}
+        self.fetching[number] = coming
+        for at, place in zip(indices, places, strict=True):
+            if len(self._contents) + self.num_fetching == self.num_places:
+                self._give_up(next(iter(self._contents)))
+            assert place not in self._places.values(), "what comes from the disk gets a place that has content"
+            assert all(place not in each.values() for each in self.fetching.values()), "a place is held twice"
+            coming[contents[at]] = place
+
+    def fetched(self, number: int, count: int) -> None:
+        """So many of these have come."""
+        for content, place in list(self.fetching.pop(number).items())[:count]:
+            if content not in self._contents:
+                self._contents[content] = None
+                self._places[content] = place
 
     def lost(self, contents: dict[int, int]) -> None:
         """The device loses these at once: content and block, the first lost first."""
@@ -35,8 +68,8 @@ class TierRules:
                 del self._contents[content]
                 self._contents[content] = None
         missing = [content for content in contents if content not in self._contents]
-        for content in missing[max(0, len(missing) - (self.num_places - len(held))) :]:
-            if len(self._contents) == self.num_places:
+        for content in missing[max(0, len(missing) - (self.num_places - len(held) - self.num_fetching)) :]:
+            if len(self._contents) + self.num_fetching == self.num_places:
                 self._give_up(next(each for each in self._contents if each not in held))
             self._contents[content] = None
             self._coming[content] = contents[content]

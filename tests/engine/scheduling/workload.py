@@ -110,7 +110,12 @@ class Workload:
         self.random, self.failures = Random(seed), Random(f"failures {seed}")
         self.deadlines, self.memory = Random(f"deadlines {seed}"), Random(f"memory {seed}")
         self.scoring, self.continuing = Random(f"scoring {seed}"), Random(f"continuing {seed}")
+        self.disk = Random(f"disk {seed}")
+        self.fetched_from: dict[int, int] = {}
+        """By number of a fetch, the number of steps from which it may end."""
         self.forcing, self.loading = Random(f"forcing {seed}"), Random(f"loading {seed}")
+        self.unsigned = Random(f"unsigned {seed}")
+        self.unsigned_share = self.unsigned.choice((0.0, 0.0, 0.0, 0.5))
         self.forced_share = self.forcing.choice((0.0, 0.05, 0.3))
         self.short_of_memory = self.memory.random() < 0.5
         self.fields = random_fields(self.random, self.deadlines) | fixed
@@ -145,6 +150,8 @@ class Workload:
         """Steps until nothing is left."""
         while self.driver.rules.requests or self.driver.under_way is not None:
             self._step()
+        for number in list(self.driver.coming):
+            self._fetched(number)
         self._step()
 
     def _interfere(self) -> None:
@@ -153,6 +160,16 @@ class Workload:
             random.choice((self._cancel, self._cancel, self._set_limits, self._set_rates, self._set_class_weights))()
         if self.deadlines.random() < 0.01:
             self._set_prefill_cost()
+        if self.disk.random() < 0.1 and self.driver.rules.requests:
+            request_id = self.disk.choice(list(self.driver.rules.requests))
+            number = self.driver.fetch(request_id)
+            self.events.append(("fetch", number, request_id, self.driver.coming[number][1]))
+            self.counts["fetches"] += 1
+            # Nothing comes before the steps that are under way now are taken in: two at most.
+            self.fetched_from[number] = self.counts["steps"] + 2
+        for number in list(self.driver.coming):
+            if self.counts["steps"] >= self.fetched_from[number] and self.disk.random() < 0.2:
+                self._fetched(number)
 
     def _meanwhile(self) -> None:
         if self.random.random() < 0.3:
@@ -270,6 +287,7 @@ class Workload:
             "predicted_tokens": random.choice((None, random.randint(1, 30))),
             "scored": self.scoring.random() < 0.1,
             "generated": self.continuing.choice((*[0] * 9, 1, 3, 20)),
+            "resumes": self.unsigned.random() >= self.unsigned_share,
         }
         stop = tuple(random.sample(range(VOCAB), random.choice((0, 0, 0, 1, 3))))
         most = self.longest - len(prompt)
@@ -295,6 +313,13 @@ class Workload:
         if state is RequestState.RUNNING:
             return "decoding" if self.driver.runner.sequences[request_id].decodes else "prefilling"
         return state.value
+
+    def _fetched(self, number: int) -> None:
+        most = len(self.driver.coming[number][1])
+        count = self.disk.choice((0, most, most, self.disk.randint(0, most)))
+        self.events.append(("fetched", number, count))
+        self.driver.fetched(number, count)
+        self.counts["from_disk"] += count
 
     def _set_limits(self) -> None:
         capacity = self.driver.config.capacity

@@ -7,6 +7,7 @@ import socket
 from types import MappingProxyType
 
 import numpy as np
+from msgspec import structs
 
 from inflight_engine.channel import FrameDecoder, encode
 from inflight_engine.formats.choose import ModelText
@@ -125,12 +126,14 @@ class ByteDetokenizer:
 
 class FakeEngine(asyncio.Protocol):
     """`requests`, `cancels`, `configurations`, `costs` and `flushes` are what arrived; `report` sends one step.
+    `prompts`: what came with a request, and not with the one before.
 
     `answering`: it answers what changes its configuration. `weights`: of service classes, in force.
     """
 
     def __init__(self):
         self.requests, self.cancels, self.configurations, self.costs, self.flushes = {}, [], [], [], 0
+        self.prompts = []
         self.answering, self.weights = True, {}
         self._decoder = FrameDecoder.for_engine()
         self._arrived = asyncio.Condition()
@@ -143,7 +146,9 @@ class FakeEngine(asyncio.Protocol):
         for message in self._decoder.feed(data):
             match message:
                 case AddRequest():
-                    self.requests[message.request_id] = message
+                    if message.prompt_token_ids is not None:
+                        self.prompts.append(message.prompt_token_ids)
+                    self.requests[message.request_id] = structs.replace(message, prompt_token_ids=self.prompts[-1])
                 case CancelRequest():
                     self.cancels.append(message)
                     self.report(finished=[(message.request_id, message.reason)])

@@ -17,6 +17,7 @@ from inflight_engine.models.tokens.conversation import Wanted
 from inflight_engine.server.bodies import chat_schema
 from inflight_engine.server.bodies.chat_schema import ChatCompletionRequest
 from inflight_engine.server.bodies.json_size import MAX_ITEMS
+from inflight_engine.server.bodies.pooling_schema import EmbeddingRequest, RerankRequest, ScoreRequest
 from inflight_engine.server.bodies.schema import CompletionRequest, GenerateRequest
 from inflight_engine.server.http import endpoint, strict_json, tokenize
 from inflight_engine.server.http.strict_json import LONG_BODY
@@ -35,6 +36,9 @@ PATHS = {
     "/v1/messages/count_tokens": CountTokensRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
+    "/v1/embeddings": EmbeddingRequest,
+    "/v1/score": ScoreRequest,
+    "/v1/rerank": RerankRequest,
 }
 # Lone surrogates are no text, but JSON can write them.
 TEXT = st.text(st.one_of(st.characters(), st.sampled_from("\ud800\udfff\x00")), max_size=8)
@@ -44,6 +48,7 @@ VALUES = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(TEXT, inner, max_size=3)),
     max_leaves=6,
 )
+TEXTS = st.one_of(TEXT, st.lists(TEXT, max_size=3), VALUES)
 MESSAGES = st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "system", "tool"]), "content": VALUES}))
 
 TYPES = st.sampled_from(["message", "function_call", "function_call_output", "reasoning", "input_text", "what"])
@@ -63,9 +68,15 @@ def calls(draw):
         "messages": draw(MESSAGES),
         "input": draw(INPUTS),
         "model": "fake",
+        "query": draw(TEXTS),
+        "documents": draw(TEXTS),
+        "text_1": draw(TEXTS),
+        "text_2": draw(TEXTS),
     }
     if path == "/tokenize":  # either
-        del needed[draw(st.sampled_from(sorted(needed)))]
+        del needed[draw(st.sampled_from(["prompt", "messages", "model"]))]
+    if path == "/v1/score":  # one pair
+        del needed["documents"]
     return path, {**{name: value for name, value in needed.items() if name in PATHS[path].model_fields}, **body}
 
 
@@ -235,7 +246,7 @@ async def test_texts_and_tokens_that_are_only_converted_are_bounded(make_fake, m
         assert (answer.status_code, "more than 150" in answer.text) == (400, True)
 
 
-async def test_a_prompt_of_many_answers_is_packed_once(make_fake, monkeypatch):
+async def test_a_prompt_of_many_answers_is_packed_and_sent_once(make_fake, monkeypatch):
     packed, pack = [], registry._packed
     monkeypatch.setattr(registry, "_packed", lambda token_ids: packed.append(list(token_ids)) or pack(token_ids))
     fake = await make_fake()
@@ -246,4 +257,5 @@ async def test_a_prompt_of_many_answers_is_packed_once(make_fake, monkeypatch):
         *([[3]] * 2),
     ]
     assert sorted(each for each in packed if each) == [[1, 2], [3]]
+    assert [np.frombuffer(each, "<i4").tolist() for each in fake.engine.prompts] == [[1, 2], [3]]
     answer.cancel()

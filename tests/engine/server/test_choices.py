@@ -213,6 +213,8 @@ async def test_call_whose_choices_do_not_fit_the_queue_is_refused_whole(make_fak
     assert several.status_code == 503
     never = await start(fake, n=5)
     assert (never.status_code, never.json()["error"]["param"]) == (400, "n")
+    many = await fake.post("/v1/completions", prompt=["a"] * 5)
+    assert (many.status_code, many.json()["error"]["param"]) == (400, "prompt")
     assert len(fake.engine.requests) == 3
     last = start(fake)
     await arrived(fake, 4)
@@ -226,6 +228,8 @@ async def test_token_bound_counts_the_prompt_of_each_choice(make_fake):
     fake = await make_fake(max_queued_requests=8, max_queued_tokens=12)
     never = await start(fake, n=3)
     assert (never.status_code, never.json()["error"]["param"]) == (400, "prompt")
+    long = await start(fake, "/v1/chat/completions", messages=[{"role": "user", "content": "hello and more"}])
+    assert (long.status_code, long.json()["error"]["param"]) == (400, "messages")
     call = start(fake, n=2)
     await arrived(fake, 2)
     assert (await start(fake)).status_code == 503

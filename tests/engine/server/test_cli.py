@@ -20,6 +20,7 @@ from inflight_engine.server.settings.tracing import TracingConfig
 from inflight_settings.engine import EngineConfig
 from inflight_settings.flag_types import size
 from inflight_settings.scheduling import ServiceClass
+from tests.engine.models.remote.store_server import store_server
 
 
 def parse(*argv):
@@ -255,6 +256,10 @@ def test_model_in_a_file_is_no_flag(tmp_path, capsys, model):
         ("serve m --swap-space lots", "is not a size"),
         ("serve m --preemption swap", "--preemption swap needs host memory: give --swap-space"),
         ("serve m --preemption swap --swap-space 0", "--preemption swap needs host memory"),
+        ("serve m --disk-space 1Gi --disk-path /kv", "--disk-space needs host memory and a folder"),
+        ("serve m --disk-space 1Gi --swap-space 1Gi", "--disk-space needs host memory and a folder"),
+        ("serve m --disk-space 1Gi --swap-space 1Gi --disk-path /kv --no-prefix-caching", "needs the prefix cache"),
+        ("serve m --disk-space 1Gi --swap-space 1Gi --disk-path /kv --preemption recompute", "needs the prefix cache"),
         ("serve m --service-class a --service-class a:weight=2", "there are two classes named a"),
         ("serve m --service-class A", "'A' is not the name of a class"),
         ("serve m --service-class a-", "'a-' is not the name of a class"),
@@ -385,7 +390,7 @@ def test_a_variable_without_a_usable_url_is_named(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["/no/such/model", "builtin://nothing", "s3://bucket/model"])
+@pytest.mark.parametrize("model", ["/no/such/model", "builtin://nothing", "ftp://bucket/model"])
 def test_model_that_does_not_exist_is_one_sentence_and_exit_1(model):
     ended = run("serve", model, "--host", "127.0.0.1", "--port", "0")
     last = ended.stderr.splitlines()[-1]
@@ -393,3 +398,14 @@ def test_model_that_does_not_exist_is_one_sentence_and_exit_1(model):
     assert last.startswith("error: ")
     assert model in last
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_store_without_the_model_is_one_sentence_and_exit_1_and_leaves_no_files(monkeypatch, tmp_path):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with store_server() as store:
+        ended = run("serve", f"{store.url}/nothing", "--host", "127.0.0.1", "--port", "0")
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith(f"error: model source {store.url}/nothing has no config.json; give")
+    assert not list(tmp_path.glob("inflight-model-*"))

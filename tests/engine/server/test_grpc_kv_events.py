@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from collections import deque
 
 import grpc
 import pytest
@@ -130,7 +131,7 @@ def test_a_publisher_counts_all_batches_that_it_drops(monkeypatch):
     with contextlib.closing(
         KVEventPublisher(KVEventsConfig(endpoint="tcp://127.0.0.1:*", max_queue_size=1))
     ) as publisher:
-        monkeypatch.setattr(publisher, "_waiting", [None])
+        monkeypatch.setattr(publisher, "_waiting", deque([None]))
         for _ in range(3):
             publisher.publish([])
         assert publisher.num_dropped == 3

@@ -74,7 +74,7 @@ async def test_unsupported_parameter_is_refused_by_name(make_fake, path, name, v
         ("echo", True, "echo"),
         ("top_logprobs", 1, "top_logprobs"),
         ("logprobs", 21, "logprobs"),
-        ("prompt", ["a", "b"], "prompt"),
+        ("prompt", ["a", "b"], "prompt.0"),
         ("stop", "", "stop"),
     ],
 )
@@ -130,7 +130,7 @@ async def test_values_that_ask_for_nothing_are_accepted(make_fake, path, more):
         ("/v1/completions", {}, "prompt"),
         ("/v1/completions", {"prompt": []}, "prompt"),
         ("/v1/completions", {"prompt": ["a", ""]}, "prompt"),
-        ("/v1/completions", {"prompt": ["a", [1]]}, "prompt"),
+        ("/v1/completions", {"prompt": ["a", [1]]}, "prompt.1"),
         ("/v1/completions", {"prompt": [[1], [256]]}, "prompt"),
         ("/v1/completions", {"prompt": "a", "n": 0}, "n"),
         ("/v1/completions", {"prompt": "a", "n": True}, "n"),
@@ -161,7 +161,7 @@ async def test_values_that_ask_for_nothing_are_accepted(make_fake, path, more):
         ("/v1/completions", {"prompt": 3}, "prompt"),
         ("/v1/completions", {"prompt": ""}, "prompt"),
         ("/v1/completions", {"prompt": [300]}, "prompt"),
-        ("/v1/completions", {"prompt": [-1]}, "prompt"),
+        ("/v1/completions", {"prompt": [-1]}, "prompt.0"),
         ("/v1/completions", {"prompt": "a", "max_tokens": 0}, "max_tokens"),
         ("/v1/completions", {"prompt": "a", "max_tokens": "5"}, "max_tokens"),
         ("/v1/completions", {"prompt": "a", "max_tokens": 100}, "max_tokens"),
@@ -212,14 +212,6 @@ async def test_bad_value_is_refused_with_its_field(make_fake, path, body, param)
     answer = await fake.post(path, **body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
     assert not fake.engine.requests
-
-
-async def test_image_part_is_refused_with_its_place(make_fake):
-    fake = await make_fake()
-    content = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:"}}]
-    answer = await fake.post("/v1/chat/completions", messages=[{"role": "user", "content": content}])
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"].startswith("messages.0.content")
 
 
 async def test_unknown_model_is_404_and_names_the_served_one(make_fake):
@@ -307,3 +299,37 @@ async def test_request_that_can_never_fit_is_counted_among_those_not_taken(make_
     seen = await metrics(fake)
     assert seen['inflight_admission_rejections_total{reason="never_fits"}'] == 1
     assert not fake.engine.requests
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "says"),
+    [
+        ("/v1/completions", {"prompt": [5, -1]}, "prompt.1", "greater than or equal to 0"),
+        ("/v1/completions", {"prompt": [5, "a"]}, "prompt.1", "a valid integer"),
+        ("/v1/completions", {"prompt": ["a", 5]}, "prompt.1", "a valid string"),
+        ("/v1/completions", {"prompt": [[5], ["a"]]}, "prompt.1.0", "a valid integer"),
+        ("/v1/generate", {"prompt": [-1]}, "prompt.0", "greater than or equal to 0"),
+        ("/v1/embeddings", {"input": [-1]}, "input.0", "greater than or equal to 0"),
+        ("/v1/embeddings", {"input": ["a", 5]}, "input.1", "a valid string"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": ["a"]}]},
+            "messages.0.content.0",
+            "an object",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
+            "messages.0.content.0",
+            "parts of type image_url are not supported by this server, only: text",
+        ),
+        ("/v1/chat/completions", {"messages": ["a"]}, "messages.0", "must be an object"),
+    ],
+)
+async def test_an_error_in_a_field_of_several_forms_is_that_of_the_form(make_fake, path, body, param, says):
+    fake = await make_fake()
+    answer = await fake.post(path, **body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert error["message"].startswith(f"{param}: ")
+    assert says in error["message"]

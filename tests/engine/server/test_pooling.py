@@ -190,9 +190,20 @@ async def test_a_client_that_leaves_cancels_all_of_its_inputs(make_fake):
     await until(lambda: len(fake.engine.cancels) == 3)
 
 
-async def test_inputs_that_do_not_all_fit_the_queue_are_refused_whole(make_fake):
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        (EMBEDDINGS, {"input": ["a", "b", "c"]}, "input"),
+        ("/v1/score", {"text_1": "a", "text_2": ["b", "c"]}, "text_2"),
+        ("/v1/rerank", {"query": "a", "documents": ["b", "c"]}, "documents"),
+    ],
+)
+async def test_inputs_that_do_not_all_fit_the_queue_are_refused_whole_by_their_name(make_fake, path, body, field):
     fake = await make_fake(max_queued_requests=2)
-    assert (await fake.post(EMBEDDINGS, input=["a", "b", "c"])).status_code >= 400
+    refused = await fake.post(path, **body)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, field)
+    assert error["message"].startswith(f"{field}: makes 3 requests")
     assert not fake.engine.requests
 
 

@@ -88,7 +88,7 @@ class World:
             *(self.service.registry.new_request_id(), 0, PROMPT, SamplingParams(max_tokens=99), SCHEDULING, (), stream),
             relayed=relayed,
         )
-        arguments = [request], self.tokenizer, time.monotonic(), Inbox(self.service.deliveries)
+        arguments = [request], self.tokenizer, time.monotonic(), Inbox(self.service.deliveries), "prompt"
         if self.service.admission.waiting.num_requests < MAX_QUEUED:
             self.generations += self.service.registry.submit(*arguments)
         else:

@@ -181,9 +181,11 @@ async def test_tpot_counts_answers_of_at_least_two_tokens(make_fake):
     assert seen['inflight_class_requests_finished_total{class="a"}'] == 2
 
 
-async def test_counts_of_the_tier_and_of_the_prefix_cache_are_the_engines(make_fake):
+async def test_counts_of_the_tiers_and_of_the_prefix_cache_are_the_engines(make_fake):
     fake = await make_fake()
     counts = {"num_stored_blocks": 9, "num_loaded_blocks": 3, "num_failed_loads": 1}
+    counts |= {"num_disk_blocks": 20, "num_disk_stored": 8, "num_disk_loaded": 4, "num_disk_failed": 2}
+    counts |= {"num_disk_dropped": 5, "disk_seconds_per_block": 0.5}
     fake.engine.report(num_tier_blocks=7, prefix_queries=100, prefix_hits=60, **counts)
     await until(lambda: fake.service.session.stats.num_tier_blocks == 7)
     seen = await metrics(fake)
@@ -196,5 +198,13 @@ async def test_counts_of_the_tier_and_of_the_prefix_cache_are_the_engines(make_f
         'inflight_tier_failed_blocks_total{tier="host"}': 1,
         'inflight_tier_stored_bytes_total{tier="host"}': 9 * block_bytes,
         'inflight_tier_loaded_bytes_total{tier="host"}': 3 * block_bytes,
+        'inflight_tier_bytes_per_second{tier="host"}': 0,
+        'inflight_tier_blocks{tier="disk"}': 20,
+        'inflight_tier_hit_blocks_total{tier="disk"}': 4,
+        'inflight_tier_failed_blocks_total{tier="disk"}': 2,
+        'inflight_tier_stored_bytes_total{tier="disk"}': 8 * block_bytes,
+        'inflight_tier_loaded_bytes_total{tier="disk"}': 4 * block_bytes,
+        'inflight_tier_dropped_blocks_total{tier="disk"}': 5,
+        'inflight_tier_bytes_per_second{tier="disk"}': 2 * block_bytes,
     }
     assert (seen["vllm:prefix_cache_queries_total"], seen["vllm:prefix_cache_hits_total"]) == (100, 60)

@@ -27,18 +27,22 @@ def signed(tenant, *keys, request_id="r1", age=0, progress=()):
     return headers | ({"X-Inflight-Tenant": tenant} if tenant else {})
 
 
-def post(fake, headers):
-    return asyncio.create_task(fake.http.post("/v1/completions", json={"prompt": "a"}, headers=headers))
+def post(fake, headers, **body):
+    return asyncio.create_task(fake.http.post("/v1/completions", json={"prompt": "a"} | body, headers=headers))
 
 
-async def tenant_seen(fake, headers):
-    """Returns the tenant of the request that the engine gets."""
-    call, count = post(fake, headers), len(fake.engine.requests)
+async def seen(fake, headers, **body):
+    """Returns the scheduling parameters of the request that the engine gets."""
+    call, count = post(fake, headers, **body), len(fake.engine.requests)
     await until(lambda: len(fake.engine.requests) > count)
     request = [*fake.engine.requests.values()][-1]
     fake.engine.answer(request.request_id, "x")
     assert (await call).status_code == 200
-    return request.scheduling.tenant
+    return request.scheduling
+
+
+async def tenant_seen(fake, headers):
+    return (await seen(fake, headers)).tenant
 
 
 async def test_a_signed_request_reaches_the_engine_with_its_tenant_or_without_one(make_fake, key_file):
@@ -111,3 +115,42 @@ async def test_without_a_key_requests_are_503_and_where_the_file_says_none_the_t
     key_file.write_text("none\n")
     assert await tenant_seen(fake, {}) == ""
     assert await tenant_seen(fake, signed("acme")) == ""
+
+
+PROGRESS = {"X-Inflight-Progress": "1"}
+CONTINUED = {"inflight_continuation": {"choices": [{"token_ids": [98]}], "created": 1}}
+
+
+async def resumes(fake, headers):
+    """Tells whether an answer that goes on does so before new requests, uncharged."""
+    return (await seen(fake, headers | PROGRESS, **CONTINUED)).resumes
+
+
+@pytest.mark.parametrize("settings", [{}, {"trust_tenant_header": True}])
+async def test_without_a_key_a_continued_answer_goes_on_as_a_new_request(make_fake, settings):
+    fake = await make_fake(**settings)
+    assert not await resumes(fake, {})
+    assert not await resumes(fake, signed("", progress=["1"]))
+
+
+async def test_a_continued_answer_goes_before_new_requests_where_a_gateway_signs_it(make_fake, key_file):
+    fake = await make_fake(tenant_key_file=key_file)
+    assert await resumes(fake, signed("acme", progress=["1"]))
+
+
+async def test_where_requests_need_no_signature_a_continued_answer_still_does_to_go_first(make_fake, key_file):
+    key_file.write_text("none")
+    fake = await make_fake(tenant_key_file=key_file)
+    ours = signed("", progress=["1"])
+    assert not await resumes(fake, ours)
+    beside = key_file.with_name("tenant-key-progress")
+    beside.write_text(KEY)
+    assert await resumes(fake, ours)
+    for other in ({}, signed(""), signed("", "other", progress=["1"]), signed("", progress=["1"], age=1000)):
+        assert not await resumes(fake, {"X-Request-Id": "r1"} | other)
+    beside.with_name("tenant-key-progress-previous").write_text(KEY)
+    new = beside.with_name("new")
+    new.write_text("a new key")
+    new.rename(beside)
+    assert await resumes(fake, ours)
+    assert await tenant_seen(fake, {}) == ""

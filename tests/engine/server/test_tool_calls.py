@@ -299,7 +299,31 @@ async def test_a_function_whose_calls_have_no_grammar_is_refused_where_it_must_b
     answer = await fake.post("/v1/chat/completions", **CHAT, tools=[tool], tool_choice="required")
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, "tools", "invalid_grammar")
-    assert error["message"].startswith("tools: ")
+    assert error["message"].startswith(("tools: ", "tools.0.function.parameters: "))
+
+
+@pytest.mark.parametrize(
+    ("function", "place", "said"),
+    [
+        ({"parameters": {"properties": {"a": {"pattern": "("}}}}, "1.function.parameters.properties.a", "unclosed"),
+        ({"parameters": {"$ref": "#/$defs/no"}}, "1.function.parameters", "'/$defs/no' does not exist"),
+        (
+            {"parameters": {"properties": {"a": {"not": {}}}}, "strict": True},
+            "1.function.parameters.properties.a",
+            "not",
+        ),
+    ],
+)
+async def test_a_function_whose_schema_is_refused_is_named(make_fake, function, place, said):
+    fake = await make_fake(tool_call_parser="hermes")
+    tools = [TOOL, {"type": "function", "function": {"name": "wrong", **function}}]
+    choices = ["required", {"type": "function", "function": {"name": "wrong"}}]
+    for choice in choices:
+        answer = await fake.post("/v1/chat/completions", **CHAT, tools=tools, tool_choice=choice)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"], error["code"]) == (400, "tools", "invalid_grammar")
+        assert error["message"].startswith(f"tools.{place}: ")
+        assert said in error["message"]
 
 
 async def test_demanded_calls_have_a_grammar(make_fake):

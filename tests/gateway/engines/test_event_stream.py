@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import time
+from collections import Counter
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -17,6 +19,7 @@ from inflight_engine.server.kv_events.publisher import KVEventPublisher
 from inflight_engine.server.settings.kv_events import KVEventsConfig
 from inflight_gateway.engines import event_stream, event_streams
 from inflight_gateway.engines.event_streams import EventStreams
+from inflight_gateway.engines.kv_events import apply
 from inflight_gateway.types import KvEventPorts
 from tests.gateway.gateway_stack import until
 
@@ -78,7 +81,22 @@ async def raw():
 
 def lose(stream):
     """Loses the next message."""
-    stream._came = lambda number, content: vars(stream).pop("_came")
+
+    def came(number, content):
+        if vars(stream).pop("_came", None) is None:  # another one in the same turn
+            stream._came(number, content)
+
+    stream._came = came
+
+
+@pytest.fixture
+async def replaying():
+    """A ROUTER socket that answers requests for missed batches with what it is told to."""
+    context = zmq.Context()
+    socket = context.socket(zmq.ROUTER)
+    socket.bind("tcp://127.0.0.1:*")
+    yield socket
+    context.destroy(linger=0)
 
 
 async def subscribed(publisher, stream):
@@ -163,6 +181,58 @@ async def test_a_gap_that_nothing_fills_is_the_end_of_what_is_known(world, raw, 
     send(10, [BlocksRemoved(SECOND)])
     await until(lambda: TWO not in stream.blocks, "the events after those")
     assert ONE not in stream.blocks
+
+
+async def missed(stream, raw, replaying, batches):
+    """Sends batches with a gap between them, and the missing ones when the stream asks for them."""
+
+    def sent():
+        raw.send_multipart([b"", bytes(8), wire.cleared(0.0)])
+        return stream._next == 1
+
+    await until(sent, "the first batch")
+    raw.send_multipart([b"", (2**32).to_bytes(8, "big"), wire.cleared(0.0)])
+    await until(lambda: replaying.poll(0), "a request for the missing ones")
+    peer, *_ = replaying.recv_multipart()
+    for number, content in enumerate(batches, 1):
+        replaying.send_multipart([peer, b"", number.to_bytes(8, "big"), content])
+
+
+async def test_missed_batches_are_read_few_at_a_turn_of_the_loop(world, raw, replaying, monkeypatch):
+    monkeypatch.setattr(event_stream, "MAX_BYTES_PER_TURN", 1)
+    monkeypatch.setattr(event_stream, "REPLAY_S", 60.0)
+    stream = world.stream(KvEventPorts(port_of(raw), port_of(replaying)))
+    turn, loop, read_in = 0, asyncio.get_running_loop(), []
+
+    def next_turn():
+        nonlocal turn
+        turn += 1
+        loop.call_soon(next_turn)
+
+    stream._replayed = lambda number, content: read_in.append(turn)
+    next_turn()
+    await missed(stream, raw, replaying, [wire.cleared(0.0)] * 100)
+    await until(lambda: len(read_in) == 100, "all of them")
+    assert max(Counter(read_in).values()) == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_nothing_of_a_stream_runs_once_it_is_closed_or_has_failed(world, raw, replaying, monkeypatch, fails):
+    monkeypatch.setattr(event_stream, "MAX_BYTES_PER_TURN", 1)
+    stream = world.stream(KvEventPorts(port_of(raw), port_of(replaying)))
+    ran, loop = [], stream._loop
+
+    def call_soon(callback, *arguments):
+        return loop.call_soon(lambda: ran.append(stream._events) or callback(*arguments))
+
+    others = {name: getattr(loop, name) for name in ("add_reader", "remove_reader", "call_later")}
+    stream._loop = SimpleNamespace(call_soon=call_soon, **others)
+    stream._replayed = lambda number, content: apply(b"no batch", stream.blocks, 0.0) if fails else stream.close()
+    await missed(stream, raw, replaying, [wire.cleared(0.0)] * 10)
+    await until(lambda: stream._events is None, "the end of the stream")
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert None not in ran
 
 
 def stores(names):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from inflight_cost.backlog import backlog_seconds
 from inflight_cost.model import CostModel, StepWork
-from inflight_gateway.pick.load import DEFAULT_COST, EndpointLoad, decode_work, is_fresh
+from inflight_gateway.pick.load import DEFAULT_COST, EndpointLoad, decode_work, is_fresh, load_seconds
 from inflight_gateway.pick.ranking import tokens_per_ttft
 from inflight_gateway.types import EngineSample, RequestView, ServiceConfig
 
@@ -19,11 +19,12 @@ class ReplicaState(NamedTuple):
         cost: of its steps. measured: `cost` is the engine's own, or that of another replica of the service.
         pending_tokens: prompt tokens computed before those of the request.
         uncached_tokens: tokens of the request's prompt that the replica would compute.
+        needed_tokens: those that it would compute or load.
         attended_tokens: mean context of a pending prompt token.
         decoding: work of each step besides prefill.
         outstanding: unfinished requests sent there.
         backlog_s: seconds until the pending tokens are computed.
-        own_prefill_s: seconds that the request's own prompt adds there.
+        own_prefill_s: seconds that the request's own prompt adds there, loads among them.
     """
 
     load: EndpointLoad
@@ -32,6 +33,7 @@ class ReplicaState(NamedTuple):
     measured: bool
     pending_tokens: int
     uncached_tokens: int
+    needed_tokens: int
     attended_tokens: float
     decoding: StepWork
     outstanding: int
@@ -59,6 +61,9 @@ def replica_state(load: EndpointLoad, request: RequestView, cost: CostModel | No
     uncached_tokens = max(1, request.prompt_tokens - load.cached_tokens)
     attended_tokens = mean_prompt / 2
     decoding = decode_work(sample, running)
+    own_prefill_s = used.prefill_seconds(uncached_tokens, load.cached_tokens)
+    if load.loaded_tokens:
+        own_prefill_s += load_seconds(used, load.loaded_tokens, load.cached_tokens - load.loaded_tokens)
     return ReplicaState(
         load=load,
         sample=sample,
@@ -66,13 +71,14 @@ def replica_state(load: EndpointLoad, request: RequestView, cost: CostModel | No
         measured=known is not None,
         pending_tokens=pending_tokens,
         uncached_tokens=uncached_tokens,
+        needed_tokens=uncached_tokens + load.loaded_tokens,
         attended_tokens=attended_tokens,
         decoding=decoding,
         outstanding=load.in_flight + load.others,
         backlog_s=backlog_seconds(
             used, pending_tokens, attended_tokens, decoding, sample.limits.max_num_batched_tokens
         ),
-        own_prefill_s=used.prefill_seconds(uncached_tokens, load.cached_tokens),
+        own_prefill_s=own_prefill_s,
     )
 
 
@@ -110,7 +116,7 @@ def kv_cache_seconds(state: ReplicaState, tokens_per_ttft: float) -> float:
     reading = tokens_per_ttft * state.cost.decode_kv_token_s * used
     if not size:
         return reading
-    lacking = max(0.0, used + state.pending_tokens + state.uncached_tokens - size)
+    lacking = max(0.0, used + state.pending_tokens + state.needed_tokens - size)
     return reading + state.cost.prefill_seconds(min(lacking, size))
 
 

@@ -26,7 +26,7 @@ def can_start_soon(
     if not passes and not _backlog_is_short(state, ttft_s):
         return False
     held_tokens = state.used_kv_tokens + state.sample.waiting_prompt_tokens + state.load.sent_tokens
-    return not above_share or leaves_kv_cache(state.sample, state.load, held_tokens, state.uncached_tokens, choices)
+    return not above_share or leaves_kv_cache(state.sample, state.load, held_tokens, state.needed_tokens, choices)
 
 
 def _backlog_is_short(state: ReplicaState, ttft_s: float) -> bool:

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from inflight_engine.block_events import BlocksStored
 from inflight_engine.cache.block_pool import BlockPool
+from inflight_engine.cache.offload import Offload
 from inflight_engine.cache.prefix import block_hashes, root_hash
+from inflight_engine.cache.tiers import HostTier
 from inflight_engine.server.kv_events import wire
 from inflight_gateway.engines.kv_events import apply
 from inflight_gateway.pick import blocks as counted
@@ -29,18 +31,20 @@ def named(tokens):
 
 
 class Engine:
-    """A block pool whose events an index reads.
+    """A block pool whose events an index reads. Args: in_tier: blocks of a tier behind it; 0: there is none."""
 
-    Attributes:
-        unsent: batches that the index has not got.
-    """
-
-    def __init__(self, number, index, num_blocks=12):
-        self.address, self.index = f"engine-{number}", index
-        self.events, self.unsent, self.running = [], [], []
-        self.pool = BlockPool(num_blocks, SIZE, self.events)
+    def __init__(self, number, index, in_tier=0):
+        self.address, self.index, self.in_tier = f"engine-{number}", index, in_tier
+        self.events, self.running = [], []
+        self.start()
         self.blocks = ReplicaBlocks()
         index.publishes(self.address, self.blocks)
+
+    def start(self):
+        self.running.clear()
+        self.pool = BlockPool(12, SIZE, self.events)
+        tier = HostTier(self.in_tier, SIZE, self.events) if self.in_tier else None
+        self.offload = Offload(tier, self.pool, longest=100, always=True, cost=lambda: None)
 
     def compute(self, tokens, now, *, apart=False):
         """Computes a prompt, and sends its first token. False: there is no room. `apart`: in the same step as others
@@ -53,7 +57,12 @@ class Engine:
             self.index.settled(self.address, text(tokens))
             return False
         self.pool.share(found)
+        if not apart:
+            self.offload.load(hashes[len(found) :], 0)
         table = [*found.tolist(), *self.pool.allocate(len(hashes) - len(found)).tolist()]
+        self.offload.release()
+        self.offload.plan(now)
+        self.offload.take_in(now)
         registered = set(self.pool.register(table, hashes))
         for place, block in enumerate(table):
             if block in registered:
@@ -77,11 +86,16 @@ class Engine:
             self.events.clear()
 
     def finds(self, tokens):
-        """Whole hashes of a prompt's text that the pool finds."""
-        return len(self.pool.match(block_hashes(np.array(tokens, np.int32), SIZE, ROOT))) // PER_KEY
+        """Whole hashes of a prompt's text that are found, and tokens of them that are behind the device."""
+        hashes = block_hashes(np.array(tokens, np.int32), SIZE, ROOT)
+        on_device = [len(self.pool.match([each])) > 0 for each in hashes]
+        found = [here or self.offload.has(each) for here, each in zip(on_device, hashes, strict=True)]
+        whole = [*found, False].index(False) // PER_KEY
+        return whole, on_device[: whole * PER_KEY].count(False) * SIZE
 
     def indexed(self, tokens):
-        return self.index.matched([self.address], text(tokens))[0]
+        matched = self.index.matched([self.address], text(tokens))
+        return matched.blocks[0], matched.loaded_tokens[0]
 
 
 PROMPTS = st.lists(st.sampled_from([0, 0, 0, 1]), min_size=1, max_size=8).map(
@@ -100,11 +114,12 @@ PROMPTS = st.lists(st.sampled_from([0, 0, 0, 1]), min_size=1, max_size=8).map(
         ),
         min_size=1,
         max_size=60,
-    )
+    ),
+    in_tier=st.sampled_from([0, 4, 30]),
 )
-def test_of_prompts_whose_blocks_are_known_the_index_finds_what_the_engines_find(actions):
+def test_of_prompts_whose_blocks_are_known_the_index_finds_what_the_engines_find(actions, in_tier):
     index = PrefixIndex()
-    engines = [Engine(number, index) for number in range(2)]
+    engines = [Engine(number, index, in_tier) for number in range(2)]
     known = []
     for now, (number, action, tokens) in enumerate(actions):
         engine = engines[number]
@@ -118,8 +133,7 @@ def test_of_prompts_whose_blocks_are_known_the_index_finds_what_the_engines_find
         elif action == "end" and engine.running:
             engine.end(number, now)
         elif action == "restart":
-            engine.pool = BlockPool(12, SIZE, engine.events)
-            engine.running.clear()
+            engine.start()
             apply(wire.cleared(now), engine.blocks, now)
         for each in engines:
             if each.blocks.exact:
@@ -134,7 +148,7 @@ def test_an_engine_counts_as_exact_once_an_event_told_of_a_prompts_blocks_and_no
     index.add(engine.address, text(prompt))
     engine.index.told(engine.address, text(prompt), named(prompt), PER_KEY, 1.0, 1.0)
     assert not index.exact(engine.address)
-    assert engine.indexed(prompt) == 3  # it was sent there
+    assert engine.indexed(prompt) == (3, 0)  # it was sent there
     engine.compute(prompt, 2.0)
     assert index.exact(engine.address)
     assert index.exact("engine-1") is False
@@ -168,13 +182,13 @@ def test_a_prompt_that_is_on_its_way_counts_until_its_blocks_are_told():
     engine.compute([*range(12)], 1.0)
     later = [*range(50, 74)]
     index.add(engine.address, text(later))
-    assert engine.indexed(later) == 3
+    assert engine.indexed(later) == (3, 0)
     engine.compute(later, 2.0)
     index.settled(engine.address, text(later))
     engine.end(1, 3.0)
-    assert engine.indexed(later) == 3
+    assert engine.indexed(later) == (3, 0)
     engine.blocks.removed(named(later)[4:], "GPU")
-    assert engine.indexed(later) == 2
+    assert engine.indexed(later) == (2, 0)
 
 
 def test_blocks_behind_one_that_was_evicted_are_not_found():
@@ -194,8 +208,34 @@ def test_a_block_that_is_in_a_lower_tier_too_is_found_until_it_is_in_none():
     replica.stored([1, 2], None, "CPU")
     replica.removed([1, 2], "GPU")
     assert replica.found([1, 2]) == 2
+    assert replica.behind(2) == 2
+    replica.stored([1], None, "GPU")
+    assert replica.behind(2) == 1
     replica.removed([2], "CPU")
     assert replica.found([1, 2]) == 1
+
+
+@pytest.mark.parametrize("tier", ["CPU", "DISK"])
+def test_blocks_that_leave_the_device_are_found_behind_it_though_events_name_them_in_any_order(tier):
+    replica = ReplicaBlocks()
+    replica.stored([1, 2, 3, 4], None, "GPU")
+    replica.removed([4, 2, 3], "GPU")
+    replica.stored([4, 2, 3], None, tier)
+    assert replica.found([2, 4]) == 2
+    assert (replica.behind(4), replica.behind(2), replica.behind(1)) == (3, 1, 0)
+    replica.removed([3], tier)
+    assert replica.found([2, 4]) == 1
+
+
+def test_blocks_that_went_behind_the_device_before_the_first_event_are_found_once_a_prompt_names_them():
+    replica = ReplicaBlocks()
+    replica.stored([3, 2], None, "CPU")
+    replica.stored([4], 3, "GPU")
+    assert replica.found([2, 4]) == 0
+    replica.told([1, 2, 3, 4], 1.0, 1.0)
+    assert replica.found([2, 4]) == 2
+    replica.removed([2, 3], "GPU")
+    assert (replica.found([2, 4]), replica.behind(4)) == (2, 2)
 
 
 def test_a_prompt_tells_of_blocks_of_before_the_first_event_and_of_none_that_was_removed_since():
@@ -271,8 +311,31 @@ def test_blocks_in_a_circle_are_no_prompt():
     assert replica.found([1, 2]) == 0
 
 
-def test_media_beyond_the_known_ones_are_ignored():
+def test_blocks_in_unknown_media_are_not_held_and_not_missed_there():
     replica = ReplicaBlocks()
-    for number in range(100):
-        replica.stored([number], None, str(number))
-    assert len(replica) == counted.MOST_MEDIA
+    replica.stored([1], None, "GPU")
+    replica.stored([1, 2], None, "shelf")
+    replica.removed([1], "shelf")
+    assert len(replica) == 1
+    assert replica.found([1]) == 1
+
+
+def test_a_large_tier_leaves_room_for_the_blocks_of_the_device(monkeypatch):
+    monkeypatch.setattr(counted, "MOST_HELD", 4096)
+    replica = ReplicaBlocks()
+    for begin in range(0, 10_000, 100):
+        replica.stored([*range(begin, begin + 100)], None, "DISK")
+    assert 1900 < len(replica) <= 2048
+    replica.stored(range(10_000, 12_000), None, "GPU")
+    assert replica.found([11_999]) == 0
+    assert replica.found(range(10_000, 12_000)) == 2000
+
+
+def test_an_engine_that_removes_more_than_any_engine_computes_is_refused(monkeypatch):
+    monkeypatch.setattr(counted, "MOST_REMOVED", 100)
+    replica = ReplicaBlocks()
+    for _ in range(3):
+        replica.removed(range(100), "GPU")
+        with pytest.raises(TooManyBlocks, match="removed"):
+            replica.removed([100], "GPU")
+        replica.forget_removed()

@@ -16,7 +16,7 @@ def chain(name, length):
 
 
 def matched(index, address, prefix):
-    [blocks] = index.matched((address,), prefix)
+    [blocks] = index.matched((address,), prefix).blocks
     return blocks
 
 
@@ -28,7 +28,7 @@ def test_the_longest_leading_run_that_was_sent_is_found_and_only_at_that_replica
     assert matched(index, "one", prompt[:3]) == 3
     assert matched(index, "one", chain("b", 10)) == 0
     assert matched(index, "two", prompt) == 0
-    assert index.matched(["one", "two"], prompt) == [6, 0]
+    assert index.matched(["one", "two"], prompt) == ([6, 0], [0, 0])
 
 
 def test_no_prefix_matches_nothing():
@@ -104,7 +104,8 @@ def test_the_index_takes_memory_by_the_blocks_that_were_sent_whatever_the_engine
     for address in replicas:
         index.add(address, chain(address, 100), 10**12)
     assert memory(index) < 1.3 * index.size < 2**20
-    assert index.matched(replicas, chain(replicas[7], 200)) == [100 * (address == replicas[7]) for address in replicas]
+    found = index.matched(replicas, chain(replicas[7], 200)).blocks
+    assert found == [100 * (address == replicas[7]) for address in replicas]
 
 
 def test_a_full_table_takes_eight_bytes_a_block_and_no_engine_has_more_blocks_than_are_plausible(monkeypatch):
@@ -152,11 +153,11 @@ def test_no_replica_holds_much_more_of_a_prompt_than_the_first_that_is_found(sen
     for number, name, length in sends:
         index.add(str(number), chain(name, length))
     for name in "abc":
-        lengths = index.matched(addresses, chain(name, 40))
+        lengths = index.matched(addresses, chain(name, 40)).blocks
         found = index.longest(chain(name, 40), 8)
         assert bool(found) == (max(lengths) > 0)
         if found:
-            assert max(index.matched(found, chain(name, 40))) > max(lengths) - STRIDE
+            assert max(index.matched(found, chain(name, 40)).blocks) > max(lengths) - STRIDE
 
 
 @pytest.mark.parametrize("blocks", [256, 100_000])

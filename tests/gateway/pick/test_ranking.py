@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_cost.model import CostModel
 from inflight_gateway.pick.growth import Growing, Growth
-from inflight_gateway.pick.load import STALE_S, EndpointLoad
+from inflight_gateway.pick.load import LOAD_SHARE, STALE_S, EndpointLoad
 from inflight_gateway.pick.ranking import Ranking
 from inflight_gateway.types import Endpoint, EngineSample, ScoreWeights
 from inflight_settings.limits import Limits
@@ -24,7 +25,14 @@ CURVE = st.lists(
     unique_by=lambda point: point[0],
 )
 COST = st.builds(
-    CostModel, FACTOR, FACTOR, FACTOR, FACTOR, FACTOR, curve=CURVE.map(lambda points: tuple(sorted(points)))
+    CostModel,
+    FACTOR,
+    FACTOR,
+    FACTOR,
+    FACTOR,
+    FACTOR,
+    st.just(0.0) | FACTOR,
+    curve=CURVE.map(lambda points: tuple(sorted(points))),
 )
 SAMPLE = st.builds(
     EngineSample,
@@ -38,7 +46,9 @@ SAMPLE = st.builds(
     cost=st.none() | COST,
 )
 LOAD = st.builds(
-    EndpointLoad,
+    lambda *fields, loaded_share, **named: EndpointLoad(
+        *fields, **named, loaded_tokens=int(loaded_share * named["cached_tokens"])
+    ),
     st.builds(Endpoint, st.text("0123456789.:", min_size=1), st.just("pod")),
     st.none() | SAMPLE,
     in_flight=COUNT,
@@ -48,6 +58,7 @@ LOAD = st.builds(
     others=COUNT,
     growth=st.none() | st.builds(Growth, st.lists(st.builds(Growing, left=COUNT, held=TOKENS), max_size=4)),
     answer_tokens=COUNT,
+    loaded_share=st.sampled_from((0, 0, 0.5, 1)),
 )
 WEIGHT = st.floats(0, 3)
 CONFIGS = st.builds(
@@ -100,3 +111,18 @@ def test_a_new_sample_or_another_fallback_is_not_judged_by_the_old_one(first, se
         assert kept.rank(loads, asked, CONFIG, cost, NOW, above_share=False) == Ranking().rank(
             loads, asked, CONFIG, cost, NOW, above_share=False
         )
+
+
+def test_a_prompt_behind_a_device_is_worth_what_loading_it_saves_there():
+    def added_s(copied_token_s, cached, loaded):
+        cost = CostModel(1e-3, 0.0, 1e-4, 0.0, 0.0, copied_token_s)
+        load = EndpointLoad(Endpoint("a", "pod"), EngineSample(NOW, cost=cost), cached_tokens=cached)
+        ready, _ = Ranking().rank(
+            [load._replace(loaded_tokens=loaded)], request(prompt_tokens=1000), CONFIG, None, NOW, above_share=False
+        )
+        return ready[0].own_prefill_s
+
+    on_device, nowhere = added_s(1e-5, 999, 0), added_s(1e-5, 0, 0)
+    assert added_s(1e-5, 999, 900) == pytest.approx(on_device + 900e-5)
+    assert added_s(0.0, 999, 900) == pytest.approx(on_device + LOAD_SHARE * 900e-4)  # not measured
+    assert added_s(1.0, 999, 999) == pytest.approx(nowhere)  # the engine computes it instead

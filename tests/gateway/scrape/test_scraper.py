@@ -10,7 +10,7 @@ import pytest
 from inflight_base.http.engine_pool import Loss
 from inflight_base.manifest.engines import EngineType
 from inflight_base.manifest.keys import ServiceKey
-from inflight_base.page.scraper import MAX_BODY, LostError
+from inflight_base.page.response import MAX_BODY
 from inflight_gateway.pick import load as load_module
 from inflight_gateway.pick.load import EndpointLoad, is_fresh
 from inflight_gateway.scrape import samples as samples_module
@@ -224,15 +224,53 @@ class Pages(EndpointScraper):
 
     def __init__(self, samples, interval, **settings):
         super().__init__(samples, interval, **settings)
+        self._pool = Answers(self)
         self.lost, self.read, self.page = set(), Counter(), PAGE
 
-    async def _page(self, engine):
-        if engine.key in self.lost:
-            self.lost.discard(engine.key)
-            raise LostError(Loss.REFUSED, "refused")
-        self.read[engine.key] += 1
-        engine.page_bytes = len(self.page)
-        return self.page
+
+class Answers:
+    """Stands in for the connections of `Pages`."""
+
+    def __init__(self, pages):
+        self.pages = pages
+
+    def call(self, address, reader, *, fresh=False):
+        return Answer(self.pages, address, reader)
+
+    def close(self):
+        pass
+
+
+class Answer:
+    """The answer to one request, whose end waits while it is paused."""
+
+    why = "refused"
+
+    def __init__(self, pages, address, reader):
+        self.pages, self.address, self.reader, self.paused = pages, address, reader, False
+
+    def write(self, request):
+        asyncio.get_running_loop().call_soon(self.answer)
+
+    def answer(self):
+        if self.address in self.pages.lost:
+            self.pages.lost.discard(self.address)
+            self.reader.lost(Loss.REFUSED)
+        elif self.reader is not None:
+            self.pages.read[self.address] += 1
+            self.reader.head(200, [])
+            self.reader.data(self.pages.page)
+            if not self.paused:
+                self.reader.ended()
+
+    def pause(self):
+        self.paused = True
+
+    def resume(self):
+        self.reader.ended()
+
+    def cancel(self):
+        self.reader = None
 
 
 @pytest.fixture

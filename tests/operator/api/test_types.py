@@ -71,15 +71,18 @@ def test_names_and_addresses_that_are_not_given():
 
 
 @pytest.mark.parametrize(
-    ("source", "argument"),
+    ("model", "argument"),
     [
-        ("builtin://smollm2", "builtin://smollm2"),
-        ("hf://Qwen/Qwen3-8B", "hf://Qwen/Qwen3-8B"),
-        ("pvc://models/qwen3/8b/", "/models/qwen3/8b"),
+        ({"source": "builtin://smollm2"}, "builtin://smollm2"),
+        ({"source": "hf://Qwen/Qwen3-8B"}, "hf://Qwen/Qwen3-8B"),
+        ({"source": "s3://models/qwen3"}, "s3://models/qwen3"),
+        ({"source": "pvc://models/qwen3/8b/"}, "/models/qwen3/8b"),
+        ({"source": "oci://registry/qwen3:1"}, "/models"),
+        ({"source": "oci://registry/qwen3:1", "path": "models/8b/"}, "/models/models/8b"),
     ],
 )
-def test_the_model_argument_of_each_source(source, argument):
-    assert model_argument(source) == argument
+def test_the_model_argument_of_each_source(model, argument):
+    assert model_argument(make(model=model).spec.model) == argument
 
 
 def test_tuning_is_bounded_by_capacity_where_nothing_is_given():

@@ -1,5 +1,7 @@
 """Conditions and their sentences, for each state of a service."""
 
+from dataclasses import replace
+
 import pytest
 
 from inflight_operator.decide.status.conditions import (
@@ -149,6 +151,17 @@ def test_an_image_that_cannot_be_pulled(reason):
         " correct engine.image, or give template.imagePullSecrets"
     )
     assert conditions["ModelLoaded"].status == "Unknown"
+
+
+def test_an_image_of_a_model_that_cannot_be_pulled():
+    said = 'failed to pull image "registry/qwen:1": not found'
+    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": said}}
+    facts = replace(FACTS, source="oci://registry/qwen:1")
+    problem = pod_problem(pod(phase="Pending", **container(state=waiting)), facts)
+    assert problem.reason == "ImagePullFailed"
+    assert problem.text == (
+        f"cannot pull the model's image: {said}; correct model.source, or give template.imagePullSecrets"
+    )
 
 
 @pytest.mark.parametrize("reason", ["ErrImagePull", "ImagePullBackOff", "InvalidImageName"])

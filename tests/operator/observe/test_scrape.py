@@ -5,15 +5,17 @@ import gzip
 from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from time import monotonic
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
 from inflight_base.manifest.keys import ServiceKey
+from inflight_base.page import response as response_module
 from inflight_base.page import scraper as scraper_module
-from inflight_base.page.scraper import MAX_BODY
+from inflight_base.page.response import MAX_BODY
 from inflight_operator.observe import scrape as scrape_module
-from inflight_operator.observe.metrics import READER
+from inflight_operator.observe.metrics import READER, parse_metrics
 from inflight_operator.observe.scrape import ScrapePool, Target
 from inflight_operator.reconcile.reconciler import ReconcilerSettings
 from tests.base.page.pages import engine_page
@@ -137,8 +139,8 @@ async def test_a_pod_is_scraped_at_once_and_then_each_interval_over_one_connecti
         await until(lambda: pool.window(KEY).pods)
 
 
-async def test_a_queue_where_none_was_is_told_once_for_its_service_and_again_after_it_was_gone():
-    told, waiting = [], Counter()
+async def test_a_queue_is_told_where_none_was_and_each_time_that_it_has_doubled():
+    told, waiting = [], {"a": 0, "b": 0, "c": 0}
 
     async with world(queued=told.append) as (pods, pool):
 
@@ -148,28 +150,26 @@ async def test_a_queue_where_none_was_is_told_once_for_its_service_and_again_aft
 
             return answer
 
-        async def scraped_again():
+        async def tells(expected, **queues):
+            told.clear()
+            waiting.update(queues)
             seen = pods.seen.copy()
             await until(lambda: all(pods.seen[name] >= seen[name] + 3 for name in "abc"))
+            assert told == expected
 
         pool.keep(KEY, [pods.target("a", queue_of("a")), pods.target("b", queue_of("b"))])
         pool.keep(OTHER, [pods.target("c", queue_of("c"))])
-        await scraped_again()
-        waiting["a"] = 3  # fewer than run: ordinary
-        await scraped_again()
-        assert told == []
-        waiting["a"] = 0
-        await scraped_again()
-        waiting["a"] = 4
-        await until(lambda: told)
-        waiting["b"] = 40  # the service has a queue already
-        await scraped_again()
-        assert told == [KEY]
-        waiting["a"] = waiting["b"] = 0
-        await scraped_again()
-        waiting["b"] = 4
-        await scraped_again()
-        assert told == [KEY, KEY]
+        await tells([])
+        await tells([], a=3)  # fewer than run: ordinary
+        await tells([KEY], a=4)
+        await tells([], b=3)
+        await tells([KEY], b=6)
+        await tells([], a=9)
+        await tells([KEY], a=14)
+        await tells([], a=8)
+        await tells([], a=14)  # has not been gone
+        await tells([], a=0, b=2)
+        await tells([KEY], a=4)
 
 
 async def test_a_queue_that_the_first_scrape_of_a_pod_finds_is_not_told():
@@ -242,7 +242,7 @@ async def test_a_connection_that_a_pod_closed_is_replaced_within_the_scrape():
 
 
 async def test_a_large_page_that_breaks_off_is_an_error_and_leaves_its_place(monkeypatch):
-    monkeypatch.setattr(scraper_module, "_SMALL_PAGE", len(PAGE))
+    monkeypatch.setattr(response_module, "SMALL_PAGE", len(PAGE))
 
     async def breaks(writer):
         writer.write(response(PAGE + b"# x\n" * 1000)[:-1])
@@ -290,7 +290,7 @@ async def test_a_page_keeps_its_offset_while_its_size_varies():
 async def test_few_large_pages_are_read_at_once_and_small_ones_beside_them(monkeypatch):
     monkeypatch.setattr(scraper_module, "_LARGE_AT_ONCE", 2)
     monkeypatch.setattr(scraper_module, "_PLACE_SECONDS", 600.0)
-    monkeypatch.setattr(scraper_module, "_SMALL_PAGE", len(PAGE))
+    monkeypatch.setattr(response_module, "SMALL_PAGE", len(PAGE))
     go, page = asyncio.Event(), PAGE + b"# x\n" * 1000
 
     async def stalls(writer):
@@ -312,7 +312,7 @@ async def test_few_large_pages_are_read_at_once_and_small_ones_beside_them(monke
 async def test_large_pages_of_many_services_that_stall_give_way_to_those_of_others(monkeypatch):
     monkeypatch.setattr(scraper_module, "_LARGE_AT_ONCE", 4)
     monkeypatch.setattr(scraper_module, "_PLACE_SECONDS", 0.5, raising=False)
-    monkeypatch.setattr(scraper_module, "_SMALL_PAGE", len(PAGE))
+    monkeypatch.setattr(response_module, "SMALL_PAGE", len(PAGE))
     page = PAGE + (b"# " + b"x" * 1000 + b"\n") * 200  # more than one read
 
     async def stalls(writer):
@@ -336,7 +336,7 @@ async def test_large_pages_of_many_services_that_stall_give_way_to_those_of_othe
 
 async def test_a_large_page_that_is_slow_is_read_while_no_other_waits(monkeypatch):
     monkeypatch.setattr(scraper_module, "_PLACE_SECONDS", 0.01, raising=False)
-    monkeypatch.setattr(scraper_module, "_SMALL_PAGE", len(PAGE))
+    monkeypatch.setattr(response_module, "SMALL_PAGE", len(PAGE))
     page = PAGE + b"# x\n" * 1000
 
     async def slow(writer):
@@ -349,11 +349,51 @@ async def test_a_large_page_that_is_slow_is_read_while_no_other_waits(monkeypatc
         await until(lambda: pool.counts.done == 1)
 
 
+async def test_the_age_of_a_sample_counts_from_the_begin_of_its_scrape():
+    """A page of a slow engine may be as old."""
+    asked = []
+
+    async def slow(writer):
+        asked.append(monotonic())
+        await asyncio.sleep(0.2)
+        writer.write(response())
+
+    async with world(interval=60.0, timeout=60.0) as (pods, pool):
+        pool.keep(KEY, [pods.target("slow", slow)])
+        await until(lambda: pool.counts.done)
+        assert pool.window(KEY).pods["uid-slow"].newest.time <= asked[0]
+
+
+async def test_large_pages_are_read_in_another_process_than_the_event_loops_and_small_ones_in_it(monkeypatch):
+    large, here = PAGE + (b"# " + b"x" * 1000 + b"\n") * 200, []
+
+    def parse(text, time):
+        here.append(len(text))
+        return parse_metrics(text, time)
+
+    async def sends(writer):
+        writer.write(response(large))
+
+    async def wrong(writer):
+        writer.write(response(large.replace(READ.encode(), b"other")))
+
+    monkeypatch.setattr(scrape_module, "parse_metrics", parse)
+    async with world(interval=60.0, timeout=60.0) as (pods, pool):
+        pool.keep(KEY, [pods.target("small"), pods.target("large", sends), pods.target("wrong", wrong)])
+        await until(lambda: pool.counts.done == 2 and pool.errors(KEY))
+        samples = {uid: history.newest for uid, history in pool.window(KEY).pods.items()}
+        assert samples["uid-large"] == replace(samples["uid-small"], time=samples["uid-large"].time)
+        assert pool.errors(KEY) == {
+            "uid-wrong": f"wrong: /wrong/metrics: {READ} is missing: this is not an engine's metrics page"
+        }
+        assert here == [len(PAGE)]
+        assert not pool._large._held
+
+
 async def test_pods_of_one_service_that_hang_delay_another_service_by_one_scrape():
     async with world(interval=60.0, timeout=0.1, concurrency=1) as (pods, pool):
         pool.keep(KEY, [pods.target(f"stuck-{number}", hang) for number in range(10)])
-        hanging = pool._services[KEY].values()
-        await until(lambda: sum(pod.pending is None for pod in hanging) >= 8)
+        await until(lambda: len(pool._due._groups.get(str(KEY), ())) >= 8)
         before = pool.counts.failed
         pool.keep(OTHER, [pods.target("a")])
         await until(lambda: pool.counts.done)

@@ -2,15 +2,17 @@
 
 import math
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import pairwise
+from struct import unpack_from
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inflight_base.page.histogram import Histogram
 from inflight_operator.observe.history import MAX_SNAPSHOTS, NEWEST, SPARSEST, History
+from inflight_operator.observe.metrics import Counters
 from inflight_operator.observe.window import Window
 from tests.base.page.pages import BOUNDS, histogram
 from tests.operator.observe.samples import make_sample
@@ -181,6 +183,142 @@ def test_a_span_is_what_all_samples_together_tell_from_its_base_on(samples, back
     assert span.mean.waiting_prompt_tokens == (pytest.approx(sum(reported) / len(reported)) if reported else None)
     assert span.peak.waiting_prompt_tokens == (max(reported) if reported else None)
     assert span.newest == newest
+
+
+@st.composite
+def fleets(draw):
+    """Rounds of a service: for each the time, the samples that came since the last one, by pod, and the pods that are
+    there. Pods come, go, restart, fall silent, change their version and are scraped more than once or not at all
+    between two rounds, and the steady clock jumps where the machine slept."""
+    now, counts, rounds = 0.0, {}, []
+    for _ in range(draw(st.integers(1, 25))):
+        now += draw(st.sampled_from([0.25, 1.0, 5.0, 5.0, 5.0, 11.0, 35.0, 4000.0]))
+        alive = draw(st.sets(st.sampled_from("abc")))
+        samples = {}
+        for uid in sorted(alive):
+            if draw(st.integers(0, 4)) == 0:
+                continue
+            if uid not in counts or draw(st.integers(0, 9)) == 0:
+                bounds = draw(st.sampled_from([BOUNDS, (0.5, math.inf)]))
+                counts[uid] = bounds, [draw(st.integers(0, 3))], {name: [] for name in HISTOGRAMS}
+            bounds, tokens, seen = counts[uid]
+            tokens[0] += draw(st.integers(0, 5))
+            for observed in seen.values():
+                observed += draw(st.lists(st.sampled_from([0.05, 0.2, 0.3, 0.75, 2.0]), max_size=2))
+            samples[uid] = make_sample(
+                now - draw(st.floats(0, 0.2)),
+                running=draw(st.integers(0, 9)),
+                waiting=draw(st.integers(0, 3)),
+                kv_usage=draw(st.none() | st.floats(0, 1)),
+                waiting_prompt_tokens=draw(st.none() | st.integers(0, 50)),
+                preemptions=tokens[0] // 7,
+                generation_tokens=tokens[0],
+                arrived=tokens[0] // 3,
+                **{name: of_bounds(bounds, observed) for name, observed in seen.items()},
+            )
+        rounds.append((now, samples, alive))
+    return rounds
+
+
+HISTOGRAMS = ("ttft", "tpot", "itl", "step_tokens")
+
+
+def of_bounds(bounds, observed):
+    counts = [float(sum(one <= bound for one in observed)) for bound in bounds]
+    return Histogram(bounds, counts, float(sum(observed)))
+
+
+class Samples:
+    """All samples of one pod since its history began, and the growth between any two, step by step."""
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def with_sample(self, sample, span):
+        was = self.samples[-1]
+        other = any(getattr(was, name).bounds != getattr(sample, name).bounds for name in HISTOGRAMS)
+        return Samples([sample] if other or sample.time - was.time > span else [*self.samples, sample])
+
+    def grown(self, seconds):
+        """Returns the growth in the last `seconds`: of counters, and of histograms as counts and total."""
+        newest = self.samples[-1]
+        within = [one for one in self.samples if one.time >= newest.time - seconds - 1e-9]
+        sums = dict.fromkeys(("preemptions", "generation_tokens", "arrived"), 0.0)
+        parts = {name: ([0.0] * len(getattr(newest, name).bounds), 0.0) for name in HISTOGRAMS}
+        for was, now in pairwise(within):
+            anew = any(getattr(now, name) < getattr(was, name) for name in sums) or any(
+                after < before
+                for name in HISTOGRAMS
+                for after, before in zip(getattr(now, name).counts, getattr(was, name).counts, strict=True)
+            )
+            for name in sums:
+                sums[name] += getattr(now, name) - (0 if anew else getattr(was, name))
+            for name, (counts, total) in parts.items():
+                after, before = getattr(now, name), getattr(was, name)
+                pairs = zip(counts, after.counts, before.counts, strict=True)
+                grown = [count + one - (0 if anew else other) for count, one, other in pairs]
+                parts[name] = grown, total + after.total - (0 if anew else before.total)
+        return within, sums, parts
+
+
+@settings(max_examples=200, deadline=None)
+@given(fleets(), st.floats(0, 60), st.data())
+def test_spans_are_what_all_samples_tell_whatever_pods_do(rounds, back, data):
+    window, plain = Window(30.0), {}
+    for now, samples, alive in rounds:
+        window = window.with_samples(samples, alive, now)
+        plain = {uid: one for uid, one in plain.items() if uid in alive}
+        for uid, sample in samples.items():
+            plain[uid] = plain[uid].with_sample(sample, 30.0) if uid in plain else Samples([sample])
+        plain = {uid: one for uid, one in plain.items() if uid in samples or now - one.samples[-1].time <= 30.0}
+        assert set(window.pods) == set(plain)
+        span = window.since(now - back)
+        for uid, pod in zip(window.pods, span.pods, strict=True):
+            within, sums, parts = plain[uid].grown(pod.seconds)
+            shown = within[1:] or within
+            checks = {
+                **{name: (lambda pod=pod, name=name: getattr(pod, name), value) for name, value in sums.items()},
+                **{
+                    name: (
+                        lambda pod=pod, name=name: list(getattr(pod, name).counts),
+                        counts if len(within) > 1 else [],
+                    )
+                    for name, (counts, _) in parts.items()
+                },
+                "samples": (lambda pod=pod: pod.samples, len(within)),
+                "newest": (lambda pod=pod: pod.newest, within[-1]),
+                "peak": (lambda pod=pod: pod.peak.running, max(one.running for one in shown)),
+                "mean": (
+                    lambda pod=pod: pod.mean.waiting,
+                    pytest.approx(sum(one.waiting for one in shown) / len(shown)),
+                ),
+            }
+            for name in data.draw(st.permutations(sorted(checks))):  # in any order, as what is read first is computed
+                read, expected = checks[name]
+                assert read() == expected, name
+                assert read() == expected, name
+            for name, (_, total) in parts.items():
+                if len(within) > 1:
+                    assert getattr(pod, name).total == pytest.approx(max(0.0, total))
+
+
+def test_the_snapshots_that_are_kept_are_those_of_the_rule_at_any_length():
+    """Number n is kept while fewer than NEWEST times the power of 2 in it, `SPARSEST` at most, are newer."""
+    history = History.of(make_sample(0.0))
+    for newest in range(300):
+        history = history.with_sample(make_sample(5.0 * (newest + 1)), 30.0)
+        numbers = [int(unpack_from("<d", snapshot)[0]) for snapshot in history.older]
+        power = {number: min(number & -number or SPARSEST, SPARSEST) for number in range(newest + 1)}
+        assert numbers == [one for one in range(newest + 1) if newest + 1 - one < NEWEST * power[one]]
+
+
+def test_a_span_has_every_measurement_and_no_other():
+    history = History.of(make_sample(0.0)).with_sample(make_sample(5.0, generation_tokens=5), 30.0)
+    for span in (history.since(0.0), history.since(5.0)):
+        for field in fields(Counters):
+            assert isinstance(getattr(span, field.name), float | Histogram)
+        with pytest.raises(AttributeError):
+            span.anything  # noqa: B018
 
 
 @given(st.integers(2, 400), st.sampled_from([3.0, 5.0, 10.0]), st.floats(0, 1))

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from inflight_operator.decide.tuning.model import LEAST_MEMORY, TIGHTEST
-from inflight_operator.decide.tuning.types import Bracket
+from inflight_operator.decide.tuning.types import Bracket, Fence
 from inflight_operator.reconcile.reconciler import ReconcilerSettings
 from inflight_settings.limits import HIGHEST_LIMITS, Limits, LimitsInForce
 from tests.operator.fakes import KEY
@@ -173,6 +173,44 @@ async def test_the_interval_of_the_search_outlasts_a_restart_of_the_operator_unt
     await world.round()
     assert world.reconciler._known[KEY].memory.tuning.bracket is None
     assert "tuning" not in world.status
+
+
+async def test_values_that_the_rules_reverted_outlast_a_restart_of_the_operator_until_they_expire(world):
+    await measured_service(world)
+    slots, step = (
+        Fence("max_num_seqs", True, 48, world.now + 800),
+        Fence("max_num_batched_tokens", False, 256, world.now + 300),
+    )
+    learn(world, fences=(slots, step))
+    await world.round()
+    written = world.status["tuning"]
+    await world.round()
+    assert world.status["tuning"] == written
+    for kept in ((slots, step), (slots,)):
+        world.restart()
+        await world.round()
+        known = world.reconciler._known[KEY].memory.tuning.fences
+        assert [replace(one, until=0.0) for one in known] == [replace(one, until=0.0) for one in kept]
+        # Ends are written in whole minutes by each process.
+        assert all(one.until <= fence.until <= one.until + 120.0 for one, fence in zip(kept, known, strict=True))
+        await world.round(450)
+    await world.round(30)
+    world.restart()
+    await world.round()
+    assert world.reconciler._known[KEY].memory.tuning.fences == ()
+    assert "tuning" not in world.status
+
+
+@pytest.mark.parametrize(("seqs", "read"), [(-5, 1), (10**15, HIGHEST_LIMITS.max_num_seqs)])
+async def test_fences_that_another_operator_wrote_are_bounded(world, seqs, read):
+    await measured_service(world)
+    fence = {"limit": "maxNumSeqs", "direction": "Up", "value": seqs, "until": "2100-01-01T00:00:00Z", "why": "new"}
+    world.service(status={**world.status, "tuning": {"fences": [fence]}})
+    world.restart()
+    await world.round()
+    (known,) = world.reconciler._known[KEY].memory.tuning.fences
+    assert (known.knob, known.up, known.value) == ("max_num_seqs", True, read)
+    assert known.until <= world.now + world.every.tuning.fence
 
 
 @pytest.mark.parametrize(("seqs", "read"), [(0, 1), (-5, 1), (10**15, HIGHEST_LIMITS.max_num_seqs)])

@@ -19,6 +19,21 @@ async def test_what_stands_in_the_way_is_in_the_status_and_the_round_counts_as_f
     assert world.metrics.registry.get_sample_value("inflight_operator_service_rollout_stuck", about) == 1
 
 
+async def test_a_cluster_without_image_volumes_is_named(world):
+    world.service(spec={**SMALL, "model": {"source": "oci://registry/qwen:1"}})
+    refusal = "spec.template.spec.volumes[1]: Required value: must specify a volume type"
+    world.api.fail["apply"] = KubeApiError("PATCH /apis/apps/v1", 422, refusal)
+    assert not await world.round()
+    for condition in ("Progressing", "Ready"):
+        assert (
+            "oci:// needs image volumes, which Kubernetes has by default from 1.35 on"
+            in (world.condition(condition)["message"])
+        )
+    world.service(spec={**SMALL, "model": {"source": "pvc://models/qwen"}})
+    assert not await world.round()
+    assert "image volumes" not in world.condition("Progressing")["message"]
+
+
 async def test_pods_that_are_refused_are_reported_as_the_deployment_has_it(world):
     world.service()
     await world.round()

@@ -197,10 +197,31 @@ def ingress(**settings):
     return serving, admin.get("from")
 
 
-def test_anyone_reaches_the_serving_port_and_only_the_operator_the_admin_port():
+def test_the_namespace_reaches_the_serving_port_and_only_the_operator_the_admin_port():
     serving, admin = ingress()
-    assert serving == {"ports": [{"port": "http", "protocol": "TCP"}]}
+    assert serving == {"ports": [{"port": "http", "protocol": "TCP"}], "from": [{"podSelector": {}}]}
     assert admin == [OPERATOR]
+
+
+@pytest.mark.parametrize("pool", [False, True])
+@pytest.mark.parametrize("gateway", [False, True])
+@pytest.mark.parametrize(
+    "engine", [{}, {"grpc": True}, {"type": "vllm"}, {"type": "vllm", "plugin": False}, {"servingMetrics": False}]
+)
+def test_no_port_is_open_to_all_unless_a_list_says_so(engine, gateway, pool):
+    """Policies add up: such a rule would override one of the namespace that denies by default."""
+    settings = replace(SETTINGS, gateway_service="inflight-gateway.inflight-system.svc.cluster.local")
+    spec = {"engine": engine, "gateway": {"enabled": gateway, "inferencePool": {"enabled": pool}}}
+    prometheus = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    for peers in ((), (prometheus,)):
+        rules = child("NetworkPolicy", make(**spec), settings=replace(settings, admin_peers=peers))["spec"]["ingress"]
+        assert all(rule["from"] for rule in rules)
+        assert {"podSelector": {}} in rules[0]["from"]
+        assert all(peer in rules[0]["from"] for peer in peers)
+        assert not [rule for rule in rules[1:] if {"podSelector": {}} in rule["from"]]
+    everyone = [{"namespaceSelector": {}}, {"ipBlock": {"cidr": "0.0.0.0/0"}}]
+    asked = child("NetworkPolicy", make(networkPolicy={"from": everyone}, **spec), settings=settings)
+    assert asked["spec"]["ingress"][0]["from"][:2] == everyone
 
 
 def test_peers_that_the_operator_was_installed_with_reach_the_admin_port_too():
@@ -239,11 +260,11 @@ def test_the_gateway_may_connect_until_it_sends_no_more_requests_to_a_service_th
     assert child("NetworkPolicy", make(**spec), PLAN, settings) != before
 
 
-def test_an_empty_list_of_clients_closes_the_serving_port_and_none_leaves_it_open():
+def test_an_empty_list_of_clients_closes_the_serving_port_and_none_leaves_it_to_the_namespace():
     (admin,) = child("NetworkPolicy", make(networkPolicy={"from": []}))["spec"]["ingress"]
     assert admin["ports"][0]["port"] == "admin"
     serving, _ = child("NetworkPolicy", make(networkPolicy={}))["spec"]["ingress"]
-    assert "from" not in serving
+    assert serving["from"] == [{"podSelector": {}}]
 
 
 def test_services_that_name_no_clients_let_those_of_the_installation_in():
@@ -265,7 +286,8 @@ def test_an_operator_reads_metrics_on_the_serving_port_of_engines_that_have_no_o
 
 
 def test_pods_that_download_their_model_keep_their_way_out():
-    assert child("NetworkPolicy", make(model={"source": "hf://a/b"}))["spec"]["policyTypes"] == ["Ingress"]
+    for source in ("hf://a/b", "s3://a/b", "gs://a/b", "az://a/b", "https://a/b"):
+        assert child("NetworkPolicy", make(model={"source": source}))["spec"]["policyTypes"] == ["Ingress"]
 
 
 @pytest.mark.parametrize(

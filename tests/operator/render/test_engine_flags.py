@@ -51,6 +51,11 @@ def test_one_field_is_one_flag(fields, flag):
     assert flags_of(**fields) == [flag]
 
 
+def test_a_disk_behind_the_cache_is_a_size_and_a_folder():
+    flags = flags_of(kvCache={"swap": "1Gi", "disk": {"size": "100Gi"}})
+    assert flags == ["--swap-space=1073741824", "--disk-space=107374182400", "--disk-path=/var/lib/inflight/kv"]
+
+
 @pytest.mark.parametrize(
     ("given", "flag"),
     [

@@ -79,6 +79,8 @@ def test_without_api_keys_engines_take_unsigned_requests_and_neither_api_keys_no
     data = child("Secret", make(**BEHIND), replace(PLAN, tenant_keys=("a key", "another")), GATEWAY)["data"]
     assert base64.b64decode(data["tenant-key"]) == b"none"
     assert "tenant-key-previous" not in data
+    progress = [base64.b64decode(data[f"tenant-key-progress{suffix}"]) for suffix in ("", "-previous")]
+    assert progress == [b"a key", b"another"]
     assert pod(make(**BEHIND), GATEWAY) == pod(make(**KEYS), GATEWAY)
 
 
@@ -95,8 +97,9 @@ def test_to_put_a_service_behind_the_gateway_is_a_change_of_its_spec_and_no_upgr
     assert pod(make(**BEHIND), GATEWAY) == pod(make(**tuned), GATEWAY)
 
 
-def test_anyone_reaches_engines_behind_the_gateway_unless_it_checks_keys():
-    assert serving_rules(make(**BEHIND)) == serving_rules(make(**CPU))
+def test_the_gateway_reaches_engines_behind_it_and_their_namespace_does_unless_it_checks_keys():
+    (rule,) = serving_rules(make(**BEHIND))
+    assert rule["from"] == [{"podSelector": {}}, GATEWAY_PODS]
     (rule,) = serving_rules(make(**KEYS))
     assert rule["from"] == [GATEWAY_PODS]
     (rule,) = serving_rules(make(**KEYS), replace(GATEWAY, admin_peers=(PROMETHEUS,)))

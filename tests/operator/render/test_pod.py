@@ -37,6 +37,46 @@ def test_the_command_of_a_service_of_four_lines():
     )
 
 
+@pytest.mark.parametrize("source", ["s3://models/a", "gs://models/a", "az://models/a", "https://files/a"])
+def test_the_engine_reads_a_model_in_a_store_itself(source):
+    container = engine(make(model={"source": source}, **CPU))
+    assert container["command"][2] == source
+    assert not any("inflight-model" in mount["name"] for mount in container["volumeMounts"])
+    assert "envFrom" not in container
+
+
+def test_the_engine_has_the_address_and_the_certificates_of_a_private_store():
+    model = {"source": "s3://a/b", "endpoint": "https://minio:9000", "caConfigMap": "our-ca"}
+    service = make(model=model, **CPU)
+    environment = {each["name"]: each.get("value") for each in engine(service)["env"]}
+    assert environment["INFLIGHT_MODEL_ENDPOINT"] == "https://minio:9000"
+    (mount,) = (each for each in engine(service)["volumeMounts"] if each["name"] == "inflight-model-ca")
+    assert environment["INFLIGHT_MODEL_CA_FILE"] == mount["mountPath"] + "/ca.crt"
+    assert {"name": "inflight-model-ca", "configMap": {"name": "our-ca"}} in pod(service)["spec"]["volumes"]
+
+
+@pytest.mark.parametrize("engine_type", ["inflight", "vllm"])
+def test_credentials_are_variables_before_those_of_the_template(engine_type):
+    more = {"configMapRef": {"name": "more"}}
+    service = make(
+        model={"source": "hf://a/b", "credentialsSecret": "hub"},
+        engine={"type": engine_type},
+        template={"envFrom": [more]},
+    )
+    assert engine(service)["envFrom"] == [{"secretRef": {"name": "hub"}}, more]
+
+
+@pytest.mark.parametrize("engine_type", ["inflight", "vllm", "custom"])
+def test_an_image_with_a_model_is_a_volume(engine_type):
+    own = {"type": engine_type} | ({"image": "server:1"} if engine_type == "custom" else {})
+    service = make(model={"source": "oci://registry:5000/qwen@sha256:1", "path": "m"}, engine=own, **CPU)
+    volume = {"name": "inflight-model", "image": {"reference": "registry:5000/qwen@sha256:1"}}
+    assert volume in pod(service)["spec"]["volumes"]
+    container = engine(service)
+    assert {"name": "inflight-model", "mountPath": "/models", "readOnly": True} in container["volumeMounts"]
+    assert "/models/m" in [*container.get("command", []), *(each.get("value") for each in container["env"])]
+
+
 def test_every_field_of_the_engine_reaches_the_command():
     assert engine(make(**EVERYTHING))["command"] == [
         "inflight-engine",
@@ -76,6 +116,8 @@ def test_every_field_of_the_engine_reaches_the_command():
         "--no-serving-metrics",
         "--tool-call-parser=qwen3_coder",
         "--reasoning-parser=qwen3",
+        f"--disk-space={20 * 2**30}",
+        "--disk-path=/var/lib/inflight/kv",
         "--service-class=interactive:weight=4,priority=-1,ttft=0.5,tpot=0.05,max_queued=8,shed_after=4,request_timeout=1200",
         "--service-class=batch:weight=0.5",
         "--service-class=rest",
@@ -122,6 +164,22 @@ def test_memory_for_swapped_requests_comes_on_top_of_what_a_pod_on_cpu_has():
     assert engine(none)["resources"] == engine(make(**CPU))["resources"]
 
 
+def test_a_disk_behind_the_cache_is_a_volume_of_its_size_and_a_margin():
+    service = make(**CPU, engine={"kvCache": {"swap": "1Gi", "disk": {"size": "100Gi"}}})
+    (volume,) = [each for each in pod(service)["spec"]["volumes"] if each["name"] == "inflight-kv"]
+    assert volume["emptyDir"] == {"sizeLimit": str(100 * 2**30 + 64 * 2**20)}
+    mount = {"name": "inflight-kv", "mountPath": "/var/lib/inflight/kv"}
+    assert mount in engine(service)["volumeMounts"]
+
+
+def test_a_disk_behind_the_cache_may_be_a_volume_of_the_template():
+    own = {"name": "nvme", "hostPath": {"path": "/mnt/nvme", "type": "Directory"}}
+    disk = {"size": "100Gi", "volume": "nvme"}
+    service = make(**CPU, engine={"kvCache": {"swap": "1Gi", "disk": disk}}, template={"volumes": [own]})
+    assert [each for each in pod(service)["spec"]["volumes"] if each["name"] in ("nvme", "inflight-kv")] == [own]
+    assert {"name": "nvme", "mountPath": "/var/lib/inflight/kv"} in engine(service)["volumeMounts"]
+
+
 @pytest.mark.parametrize(("count", "swap", "memory"), [(1, 0, "4Gi"), (4, 0, "16Gi"), (2, "1.5Gi", str(19 * 2**29))])
 def test_a_pod_with_accelerators_requests_cpu_and_memory_for_each_so_that_it_is_not_the_first_to_be_evicted(
     count, swap, memory
@@ -154,6 +212,7 @@ def empty_dirs(service):
         ({**CPU}, {"inflight-scratch": "4Gi"}),
         ({}, {"inflight-scratch": "4Gi", "inflight-shm": "1Gi"}),
         ({"model": {"source": "pvc://a/b"}, **CPU}, {"inflight-scratch": "4Gi"}),
+        ({"model": {"source": "s3://a/b"}, **CPU}, {"inflight-scratch": "4Gi"}),
         ({"model": {"source": "hf://a/b"}, **CPU}, {"inflight-scratch": "4Gi", "inflight-model": "64Gi"}),
         (
             {"model": {"source": "hf://a/b"}, "accelerator": {"count": 2}},

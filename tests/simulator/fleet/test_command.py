@@ -146,7 +146,14 @@ def test_a_broken_gzip_file_is_named(tmp_path):
 
 @pytest.mark.parametrize(
     ("change", "says"),
-    [({"kv_tokens": 3}, "kv_tokens"), ({"noise": -1}, "noise"), ({"extra": 1}, "extra"), ({"cost": {}}, "base_s")],
+    [
+        ({"kv_tokens": 3}, "kv_tokens"),
+        ({"host_tokens": 10**10}, "host_tokens"),
+        ({"kv_bytes_per_token": 0}, "kv_bytes_per_token"),
+        ({"noise": -1}, "noise"),
+        ({"extra": 1}, "extra"),
+        ({"cost": {}}, "base_s"),
+    ],
 )
 def test_a_replica_file_that_describes_none_is_refused(tmp_path, change, says):
     path = tmp_path / "replica.json"

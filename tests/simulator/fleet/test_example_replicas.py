@@ -35,6 +35,7 @@ def test_a_file_is_arithmetic_on_its_data_sheet(name):
     assert cost.copied_token_s == two_digits(KV_BYTES / (1e9 * link))
     left = (0.9e9 * memory - 2 * PARAMETERS) / KV_BYTES
     assert replica.kv_tokens == left // 1000 * 1000
+    assert replica.kv_bytes_per_token == KV_BYTES
     assert replica.price is None
 
 

@@ -100,6 +100,9 @@ def numbers(scheduler, *, ids):
         [one if requests[slot] else None for slot, one in enumerate(tables)],
         scheduler.num_steps,
         scheduler.changed,
+        scheduler.offload.num_stored,
+        scheduler.offload.num_loaded,
+        scheduler.offload.usage(),
         list(scheduler.running.releases),
     )
 
@@ -122,9 +125,13 @@ ACTIONS = st.lists(
     st.booleans(),
     st.booleans(),
     st.sampled_from([0.0, 0.2]),
+    st.sampled_from([0, 3, 40]),
 )
-def test_many_steps_at_once_leave_the_state_of_single_steps(actions, policy, two_classes, prefix_caching, headroom):
+def test_many_steps_at_once_leave_the_state_of_single_steps(
+    actions, policy, two_classes, prefix_caching, headroom, host_blocks
+):
     fields = {"policy": policy, "prefix_caching": prefix_caching, "kv_headroom": headroom}
+    fields |= {"num_host_blocks": host_blocks, "preemption": "swap"}
     names = ("default",)
     if two_classes:
         fields["classes"], names = CLASSES, ("a", "b")
@@ -148,6 +155,7 @@ def test_many_steps_at_once_leave_the_state_of_single_steps(actions, policy, two
                     assert not other.prefills
                     assert not other.starts
                     assert not other.preemptions
+                    assert other.stores is None
                 else:
                     assert same_value(plan, other if prefix_caching else without_ids(other))
         assert numbers(many, ids=prefix_caching) == numbers(single, ids=prefix_caching)

@@ -23,7 +23,7 @@ from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from inflight_kubectl.load.answers import Answer
+from inflight_kubectl.load.answers import Answer, AnswerError
 from inflight_kubectl.load.client import Client
 from inflight_operator.observe.metrics import Sample, parse_metrics
 from inflight_settings.limits import Limits
@@ -35,6 +35,8 @@ from tools.measure.served import free_port, served_engine
 
 CLIENTS = 16
 SERVICE = "bench"
+LATE_S = 300.0
+"""Seconds after the last request until the run of a policy is given up."""
 LIMITS = Limits(16, 256)
 TTFT_S = 0.5
 """Target of the service, its default: late binding queues no more at a replica than a share of it."""
@@ -136,6 +138,7 @@ def measure(
             say(f"{policy}: {len(turns)} requests in {turns[-1].at_s:.0f} s")
             through = {OURS: running[:1], PODS: running, EXACT: exact}.get(policy, [])
             found.append(asyncio.run(_run(policy, turns, urls, through)))
+            say(f"  TTFT p50 {found[-1].ttft_p50:.2f} s, p95 {found[-1].ttft_p95:.2f} s, hits {found[-1].hit_rate:.1%}")
         return found
 
 
@@ -173,7 +176,18 @@ async def _run(policy: str, turns: Sequence[Turn], urls: Sequence[str], through:
             finally:
                 in_flight[place] -= 1
 
-        ttfts = await asyncio.gather(*(send(number, turn) for number, turn in enumerate(turns)))
+        sent = [asyncio.create_task(send(number, turn)) for number, turn in enumerate(turns)]
+        try:
+            async with asyncio.timeout(turns[-1].at_s + LATE_S):
+                ttfts = await asyncio.gather(*sent)
+        except TimeoutError:
+            waiting = sum(task.cancelled() for task in sent)
+            raise RuntimeError(
+                f"{policy}: {waiting} of {len(sent)} requests have no answer {LATE_S:g} s after the last one was sent; "
+                "the machine is too slow for the load, or used otherwise"
+            ) from None
+        except AnswerError as error:
+            raise RuntimeError(f"{policy}: {error}") from None
         after = [_sample(url) for url in urls]
     spans = list(zip(before, after, strict=True))
     hits = sum(now.prefix_hits - then.prefix_hits for then, now in spans)

@@ -70,6 +70,7 @@ class TensorParallelRunner:
         self._loaded = True
         self.lookahead = self._runner.lookahead
         self.info = self._runner.info
+        self.host_cache = self._runner.host_cache
         self._encoder = PlanEncoder()
 
     def launch(self, plan: StepPlan) -> None:
@@ -130,6 +131,8 @@ def make_runner(config: EngineConfig, grammars: Grammars | None = None) -> Runne
 
 def _refuse(config: EngineConfig, device: torch.device) -> None:
     size = config.tensor_parallel_size
+    if config.disk_space:
+        raise ValueError("disk_space is not supported with tensor_parallel_size above 1; set it to 0")
     if device.type == "cuda" and torch.cuda.device_count() < size:
         raise ValueError(f"tensor_parallel_size {size} needs as many GPUs, but there are {torch.cuda.device_count()}")
     model_config = load_config(resolve(config.model, config.revision))

@@ -14,7 +14,7 @@ import torch
 from inflight_engine.models.checkpoints.config import read_json
 from inflight_engine.models.checkpoints.source import ModelFiles
 from inflight_engine.models.checkpoints.weight_source import WeightSource
-from inflight_engine.models.checkpoints.weights import SafetensorsWeights
+from inflight_engine.models.checkpoints.weights import open_stored
 
 _NAMES = (
     "{kind}_scale",  # compressed-tensors, llm-compressor
@@ -39,7 +39,7 @@ def load_kv_scales(files: ModelFiles, num_layers: int, num_kv_heads: int) -> tor
     """
     if files.gguf is not None or not _made_for_float8(files.folder / "config.json"):
         return None
-    return read_kv_scales(SafetensorsWeights(files.folder), num_layers, num_kv_heads)
+    return read_kv_scales(open_stored(files, ahead=False), num_layers, num_kv_heads)
 
 
 def read_kv_scales(weights: WeightSource, num_layers: int, num_kv_heads: int) -> torch.Tensor | None:

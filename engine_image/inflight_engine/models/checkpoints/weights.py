@@ -16,6 +16,7 @@ from inflight_engine.models.checkpoints.gguf import F32, GGUFFile, read_gguf
 from inflight_engine.models.checkpoints.packed_weights import PackedWeights
 from inflight_engine.models.checkpoints.quantization_scheme import Fp8Scheme, read_scheme
 from inflight_engine.models.checkpoints.source import ModelFiles
+from inflight_engine.models.checkpoints.streamed_weights import StreamedWeights
 from inflight_engine.models.checkpoints.weight_source import WeightSource
 from inflight_engine.native.dequantize import dequantize
 
@@ -99,11 +100,20 @@ def _cut(tensor: Any, dim: int, part: range) -> torch.Tensor:
     return cut
 
 
-def open_weights(files: ModelFiles, config: DecoderConfig) -> WeightSource:
-    """The weights of a model."""
+def open_stored(files: ModelFiles, *, ahead: bool) -> SafetensorsWeights | StreamedWeights:
+    """Open the tensors of safetensors files as they are there.
+
+    Args:
+        ahead: read a remote model's tensors before they are asked for: all of them will be, and whole.
+    """
+    return SafetensorsWeights(files.folder) if files.remote is None else StreamedWeights(files.remote, ahead=ahead)
+
+
+def open_weights(files: ModelFiles, config: DecoderConfig, *, whole: bool = True) -> WeightSource:
+    """The weights of a model. `whole`: this process reads all of them, and not its part of most."""
     if files.gguf is not None:
         return GGUFWeights(read_gguf(files.gguf), config)
-    stored = SafetensorsWeights(files.folder)
+    stored = open_stored(files, ahead=whole)
     quantization = read_json(files.folder / "config.json").get("quantization_config")
     if not quantization:
         return stored

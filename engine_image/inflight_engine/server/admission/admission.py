@@ -32,15 +32,22 @@ class QueueAdmission:
         self._shedding = Shedding(self.waiting, engine.classes, config.shed_after)
 
     def refusal(
-        self, service_class: str, num_requests: int, num_tokens: Sequence[int], load: Load, weights: Mapping[str, float]
+        self,
+        service_class: str,
+        num_requests: int,
+        num_tokens: Sequence[int],
+        load: Load,
+        weights: Mapping[str, float],
+        field: str,
     ) -> tuple[str, ApiError] | None:
         """Why a number of requests may not wait now, with the reason's short name; None: they may.
 
         Args:
             num_tokens: of each prompt; empty before they are known.
             weights: of all classes.
+            field: of the body that makes so many requests, or has the prompts.
         """
-        full = self._full(service_class, num_requests, sum(num_tokens), load)
+        full = self._full(service_class, num_requests, sum(num_tokens), load, field)
         if full is not None:
             return full
         # All are accepted or none: the shortest prompt has the least time.
@@ -57,7 +64,9 @@ class QueueAdmission:
         )
         return None if shed is None else ("shed", shed)
 
-    def _full(self, service_class: str, num_requests: int, num_tokens: int, load: Load) -> tuple[str, ApiError] | None:
+    def _full(
+        self, service_class: str, num_requests: int, num_tokens: int, load: Load, field: str
+    ) -> tuple[str, ApiError] | None:
         waiting, most_tokens = self.waiting, self._max_tokens
         for reason, num_waiting, most, where, flag in (
             ("queue_full", waiting.num_requests, self._max_requests, "the queue", "--max-queued-requests"),
@@ -73,9 +82,8 @@ class QueueAdmission:
                 continue
             if num_requests > most:
                 return "never_fits", bad_request(
-                    f"the request makes {num_requests} answers (prompts times n), and {where} holds at most {most} "
-                    f"({flag})",
-                    param="n",
+                    f"{field}: makes {num_requests} requests to the engine, and {where} holds at most {most} ({flag})",
+                    param=field,
                 )
             if num_waiting + num_requests > most:
                 return reason, self._full_error(
@@ -85,8 +93,8 @@ class QueueAdmission:
             return None
         if num_tokens > most_tokens:
             return "never_fits", bad_request(
-                f"the request has {num_tokens} prompt tokens; --max-queued-tokens lets at most {most_tokens} wait",
-                param="prompt",
+                f"{field}: has {num_tokens} prompt tokens; --max-queued-tokens lets at most {most_tokens} wait",
+                param=field,
             )
         if waiting.num_tokens + num_tokens > most_tokens:
             return "queue_tokens", self._full_error(

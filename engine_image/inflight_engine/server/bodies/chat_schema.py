@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from inflight_contract.errors import ApiError, bad_request
@@ -29,6 +29,7 @@ from inflight_engine.server.bodies.fields import (
 from inflight_engine.server.bodies.grammar_fields import INVALID
 from inflight_engine.server.bodies.json_size import MAX_ITEMS, TooManyValuesError, check_size
 from inflight_engine.server.bodies.schema import OpenAIFields
+from inflight_engine.server.bodies.unions import kinds, shape
 
 
 class TextPart(Body):
@@ -132,7 +133,14 @@ class ChatMessage(Body):
     an assistant's message, and `provider_specific_fields`, which changes nothing, is what LiteLLM's proxy adds."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], FIRST_ERROR] | None = None
+    content: (
+        Annotated[
+            Annotated[str, Tag("text")]
+            | Annotated[list[Annotated[TextPart, kinds("parts", "text")]], FIRST_ERROR, Tag("list")],
+            Discriminator(shape),
+        ]
+        | None
+    ) = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], FIRST_ERROR] | None = None
     tool_call_id: str | None = None
@@ -294,7 +302,8 @@ class ChatCompletionRequest(OpenAIFields, TemplateFields):
         if parsing is None or parsing.format is None or choice == "none":
             return None
         name = choice.function.name if isinstance(choice, NamedTool) else None
-        functions = [each.function for each in self.tools or () if name in (None, each.function.name)]
+        named = {i: each.function for i, each in enumerate(self.tools or ()) if name in (None, each.function.name)}
+        functions = named.values()
         may = choice == "auto"
         if may and not (any(each.strict for each in functions) and self._text_is_free):
             return None
@@ -302,7 +311,11 @@ class ChatCompletionRequest(OpenAIFields, TemplateFields):
         plain = [each.plain() for each in functions]
         try:
             text = make(parsing.format, plain, token_of, several=name is None and parsing.parallel)
-            return of_grammar("tools", text, short_runs=sum(map(longest_run, plain)) <= MAX_FORCED)
+            parts = {
+                f"{index}.function.parameters": {**(each.parameters or {}), "x-guidance": {"lenient": not each.strict}}
+                for index, each in named.items()
+            }
+            return of_grammar("tools", text, short_runs=sum(map(longest_run, plain)) <= MAX_FORCED, parts=parts)
         except ValueError as error:
             raise bad_request(f"tools: {error}", "tools", INVALID) from None
 

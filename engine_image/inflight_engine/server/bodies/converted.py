@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import BeforeValidator, ValidationError
-from pydantic_core import PydanticCustomError
+from pydantic import ValidationError
 
 from inflight_contract.errors import ApiError
 from inflight_engine.server.bodies.chat_schema import ChatCompletionRequest
@@ -67,31 +66,3 @@ def in_words_of(names: Mapping[str, str], error: ApiError) -> ApiError:
     named = names[first]
     param = f"{named}.{rest}".replace(".function.", ".") if rest and named == first else named
     return ApiError(error.status, f"{param}: {message}", param, error.code, error.retry_after, error.headers)
-
-
-def kinds(what: str, *types: str, default: str | None = None) -> BeforeValidator:
-    """Objects of some types; others are refused by their names.
-
-    Args:
-        what: it is.
-        default: the type of an object that names none.
-    """
-
-    def check(value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return value
-        kind = value.get("type") or default
-        if not isinstance(kind, str) or kind not in types:
-            known = ", ".join(types)
-            message = "{what} of type {kind} are not supported by this server, only: {known}"
-            raise PydanticCustomError(
-                "unsupported_parameter", message, {"what": what, "kind": str(kind)[:64], "known": known}
-            )
-        return {**value, "type": kind}
-
-    return BeforeValidator(check)
-
-
-def shape(value: Any) -> str:
-    """Tells text from a list, for unions of both."""
-    return "list" if isinstance(value, list) else "text"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from inflight_contract.errors import bad_request
 from inflight_engine.server.bodies.fields import (
@@ -16,6 +16,7 @@ from inflight_engine.server.bodies.fields import (
     TokenIdList,
     TruncationFields,
 )
+from inflight_engine.server.bodies.unions import prompt_form
 
 MAX_INPUTS = 2048
 """OpenAI's limit."""
@@ -49,12 +50,13 @@ class EmbeddingRequest(PoolingFields):
     """Body of /v1/embeddings. `dimensions`: how many of the first numbers of each vector. `add_special_tokens` (default
     true): as for a completion. `use_activation` (default as the model says): vectors have the length one."""
 
-    input: (
-        str
-        | Annotated[TokenIdList, Field(min_length=1)]
-        | Texts
-        | Annotated[list[TokenIdList], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
-    )
+    input: Annotated[
+        Annotated[str, Tag("text")]
+        | Annotated[TokenIdList, Field(min_length=1), Tag("token_ids")]
+        | Annotated[Texts, Tag("texts")]
+        | Annotated[list[TokenIdList], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True), Tag("lists")],
+        Discriminator(prompt_form),
+    ]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
     add_special_tokens: bool | None = None

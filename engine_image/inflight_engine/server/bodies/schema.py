@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from inflight_contract.errors import bad_request
 from inflight_engine.grammars.sources import Source
@@ -23,6 +23,7 @@ from inflight_engine.server.bodies.fields import (
     replaced_by,
 )
 from inflight_engine.server.bodies.grammar_fields import IsSpecial, ResponseFormat, StructuredOutputs, source_of
+from inflight_engine.server.bodies.unions import prompt_form, shape
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for /v1/completions."""
@@ -38,7 +39,7 @@ def _plain(prompt: str | list[int]) -> Prompt:
 class GenerateRequest(GenerationFields):
     """Body of /v1/generate. `prompt`: text, or token ids. `logprobs`: as in vLLM, how many of the likeliest tokens."""
 
-    prompt: str | TokenIdList
+    prompt: Annotated[Annotated[str, Tag("text")] | Annotated[TokenIdList, Tag("list")], Discriminator(shape)]
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
     def prompts(self) -> list[Prompt]:
@@ -135,7 +136,13 @@ class CompletionRequest(OpenAIFields):
 
     default_max_tokens: ClassVar[int | None] = COMPLETION_MAX_TOKENS
 
-    prompt: str | TokenIdList | Annotated[list[str], FIRST_ERROR] | Annotated[list[TokenIdList], FIRST_ERROR]
+    prompt: Annotated[
+        Annotated[str, Tag("text")]
+        | Annotated[TokenIdList, Tag("token_ids")]
+        | Annotated[list[str], FIRST_ERROR, Tag("texts")]
+        | Annotated[list[TokenIdList], FIRST_ERROR, Tag("lists")],
+        Discriminator(prompt_form),
+    ]
     logprobs: Annotated[int, Field(ge=0, le=COMPLETION_MAX_LOGPROBS)] | None = None
 
     echo: bool | None = None

@@ -68,8 +68,13 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
     prompts, n = await converted(http, body.prompts), body.n or 1
     continuation, num_choices = body.inflight_continuation, len(prompts) * n
     # First: a body has room for a million prompts, and each may have many choices.
-    service.registry.check_room(exchange.scheduling.service_class, num_unfinished(continuation, num_choices))
+    makes_many = "n" if n > 1 else body.prompt_field
+    service.registry.check_room(
+        exchange.scheduling.service_class, num_unfinished(continuation, num_choices), makes_many
+    )
     continued = continued_choices(continuation, num_choices, relayed=relayed)
+    if continuation is not None and not service.tenants.believes_progress(http.headers, exchange.request_id):
+        exchange.scheduling = replace(exchange.scheduling, resumes=False)
     tokenizer, facts = service.model
     fields = [body.prompt_field if len(prompts) == 1 else f"{body.prompt_field}.{i}" for i in range(len(prompts))]
     with counting_too_long(service):
@@ -108,7 +113,7 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
     num_tokens = sum(map(len, token_ids.values()))
     blocks = await _blocks(service, requests[0], num_tokens) if relayed else b""
     inbox = Inbox(service.deliveries)
-    generations = service.registry.submit(requests, tokenizer, arrived, inbox)
+    generations = service.registry.submit(requests, tokenizer, arrived, inbox, body.prompt_field)
     service.counts.num_samples.observe(n, len(prompts))
     call = Call(generations, inbox, num_tokens, n, bool(body.stream), relayed, blocks)
     exchange.call = call

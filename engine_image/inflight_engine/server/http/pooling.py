@@ -93,7 +93,8 @@ async def begin(service: Service, http: Request, body: PoolingFields) -> Call:
     exchange.scheduling = scheduling = replace(scheduling, predicted_tokens=None)
     prompts = body.prompts()
     continued = continued_choices(body.inflight_continuation, len(prompts), relayed=relayed)
-    service.registry.check_room(scheduling.service_class, len(prompts))
+    several = [*prompts][-1].partition(".")[0]
+    service.registry.check_room(scheduling.service_class, len(prompts), several)
     tokenizer, facts = service.model
     if tokenizer.pooling.refusal:
         raise bad_request(tokenizer.pooling.refusal, code="unsupported_parameter")
@@ -121,7 +122,7 @@ async def begin(service: Service, http: Request, body: PoolingFields) -> Call:
             )
         )
     inbox = Inbox(service.deliveries)
-    generations = service.registry.submit(requests, tokenizer, arrived, inbox)
+    generations = service.registry.submit(requests, tokenizer, arrived, inbox, several)
     num_prompt_tokens = sum(len(each.prompt_token_ids) for each in requests)
     exchange.call = call = Call(generations, inbox, num_prompt_tokens, 1, streaming=False, relayed=relayed)
     return call

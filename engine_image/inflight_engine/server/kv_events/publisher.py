@@ -107,6 +107,8 @@ class KVEventPublisher:
         self._waiting.append(None)
         os.eventfd_write(self._woken, 1)
         self._thread.join(_CLOSE_SECONDS)
+        if not self._thread.is_alive():
+            os.close(self._woken)
 
     def _put(self, encode: Callable[[], bytes]) -> None:
         if len(self._waiting) >= self._most_waiting:
@@ -147,7 +149,6 @@ class KVEventPublisher:
             if self._replaying is not None and self._replaying in ready:
                 self._replay(self._replaying)
         self._context.destroy(linger=0)
-        os.close(self._woken)
 
     def _publish_waiting(self) -> bool:
         """Publish all batches that wait. False: there will be no more."""

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from inflight_engine.server.bodies.chat_schema import holds_text
-from inflight_engine.server.bodies.converted import ConvertedChat, as_chat, kinds, shape, shared_fields
+from inflight_engine.server.bodies.converted import ConvertedChat, as_chat, shared_fields
 from inflight_engine.server.bodies.fields import (
     FIRST_ERROR,
     MAX_STOP_STRINGS,
@@ -23,6 +23,7 @@ from inflight_engine.server.bodies.fields import (
     only,
 )
 from inflight_engine.server.bodies.grammar_fields import Schema
+from inflight_engine.server.bodies.unions import kinds, shape
 
 NAMES = {
     "messages": "messages",

@@ -53,6 +53,10 @@ _PROCESS_COUNTERS = (
     "num_stored_blocks",
     "num_loaded_blocks",
     "num_failed_loads",
+    "num_disk_stored",
+    "num_disk_loaded",
+    "num_disk_failed",
+    "num_disk_dropped",
 )
 """Counters of `StepStats` that begin at zero in each engine process."""
 

@@ -13,7 +13,7 @@ from pydantic import Discriminator, Field, Tag
 
 from inflight_contract.errors import bad_request
 from inflight_engine.server.bodies.chat_schema import ArgumentsText, FunctionName, NamedTool
-from inflight_engine.server.bodies.converted import ConvertedChat, as_chat, kinds, shape, shared_fields
+from inflight_engine.server.bodies.converted import ConvertedChat, as_chat, shared_fields
 from inflight_engine.server.bodies.fields import (
     FIRST_ERROR,
     MAX_TOP_LOGPROBS,
@@ -23,6 +23,7 @@ from inflight_engine.server.bodies.fields import (
     only,
 )
 from inflight_engine.server.bodies.grammar_fields import JsonObjectFormat, Schema, TextFormat
+from inflight_engine.server.bodies.unions import kinds, shape
 
 NAMES = {
     "messages": "input",

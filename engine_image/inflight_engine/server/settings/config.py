@@ -43,6 +43,10 @@ class ServerConfig(ServerSettings):
         """A sentence about settings that are valid individually, but not together. None: no conflict."""
         if self.engine.preemption == "swap" and not self.engine.swap_space:
             return "--preemption swap needs host memory: give --swap-space, as in --swap-space 4Gi"
+        if self.engine.disk_space and not (self.engine.swap_space and self.engine.disk_path):
+            return "--disk-space needs host memory and a folder: give --swap-space and --disk-path"
+        if self.engine.disk_space and not self.engine.keeps_evicted:
+            return "--disk-space needs the prefix cache, and another --preemption than recompute"
         if self.admin_port is None and not self.serving_metrics:
             return "--no-serving-metrics needs --admin-port: /metrics would be nowhere"
         if self.admin_port and self.admin_port == self.port:

@@ -37,8 +37,34 @@ class Gauges:
     revision: int = 0
 
 
-HOST_TIER = "host"
-"""Label of the tier in host memory."""
+HOST_TIER, DISK_TIER = "host", "disk"
+"""Labels of the tiers in host memory and on a disk."""
+
+
+_TIER_BYTES = (
+    (
+        "inflight_tier_stored_bytes",
+        "Bytes of KV blocks copied to a tier behind the device.",
+        "num_stored_blocks",
+        "num_disk_stored",
+    ),
+    ("inflight_tier_loaded_bytes", "Bytes of KV blocks loaded from a tier.", "num_loaded_blocks", "num_disk_loaded"),
+)
+_TIER_BLOCKS = (
+    (
+        "inflight_tier_hit_blocks",
+        "KV blocks of requests that were found in a tier and loaded; from the disk to host memory.",
+        "num_loaded_blocks",
+        "num_disk_loaded",
+    ),
+    (
+        "inflight_tier_failed_blocks",
+        "KV blocks whose load failed, as they were not what was stored; their requests are computed anew.",
+        "num_failed_loads",
+        "num_disk_failed",
+    ),
+)
+"""Counters by tier: name, documentation, and the counters of the engine in host memory and on a disk."""
 
 
 class EngineMetrics(Collector):
@@ -102,7 +128,7 @@ def _engine_state(page: Families, demand: Demand, now: Gauges) -> None:
         "inflight_tier_blocks",
         "KV blocks that a tier behind the device holds.",
         ("tier",),
-        [((HOST_TIER,), stats.num_tier_blocks)],
+        [((HOST_TIER,), stats.num_tier_blocks), ((DISK_TIER,), stats.num_disk_blocks)],
     )
     if load.ready is not None:
         runner = load.ready.runner
@@ -113,6 +139,15 @@ def _engine_state(page: Families, demand: Demand, now: Gauges) -> None:
             [((str(runner.block_size), str(runner.num_blocks)), 1)],
         )
         page.gauge(*shared.KV_CACHE_TOKENS, runner.num_cache_tokens)
+        block_bytes = runner.kv_bytes_per_token * runner.block_size
+        host = (runner.copy_tokens_per_second or 0.0) * runner.kv_bytes_per_token
+        disk = block_bytes / stats.disk_seconds_per_block if stats.disk_seconds_per_block else 0.0
+        page.gauges(
+            "inflight_tier_bytes_per_second",
+            "Speed at which a tier is loaded, as measured; 0: not yet.",
+            ("tier",),
+            [((HOST_TIER,), host), ((DISK_TIER,), disk)],
+        )
     page.gauge(*shared.WAITING_PROMPT_TOKENS, load.waiting_tokens)
     page.gauge(
         "inflight_predicted_queue_seconds",
@@ -142,26 +177,20 @@ def _counters(page: Families, counts: Counts, load: Load) -> None:
         "Steps for which device memory did not suffice; they were split or failed.",
         since_start["num_out_of_memory"],
     )
-    for name, documentation, number in (
-        ("inflight_tier_stored_bytes", "Bytes of KV blocks copied to a tier behind the device.", "num_stored_blocks"),
-        ("inflight_tier_loaded_bytes", "Bytes of KV blocks loaded from a tier.", "num_loaded_blocks"),
-    ):
-        if load.ready is None:
-            continue  # While another engine process starts: its blocks are not known, and 0 would be a reset.
-        runner = load.ready.runner
-        num_bytes = since_start[number] * runner.kv_bytes_per_token * runner.block_size
-        page.counters(name, documentation, ("tier",), [((HOST_TIER,), num_bytes)])
+    if load.ready is not None:  # While another engine process starts its blocks are not known, and 0 would be a reset.
+        block_bytes = load.ready.runner.kv_bytes_per_token * load.ready.runner.block_size
+        for name, documentation, host, disk in _TIER_BYTES:
+            numbers = {HOST_TIER: since_start[host], DISK_TIER: since_start[disk]}
+            rows = [((tier,), number * block_bytes) for tier, number in numbers.items()]
+            page.counters(name, documentation, ("tier",), rows)
+    for name, documentation, host, disk in _TIER_BLOCKS:
+        rows = [((HOST_TIER,), since_start[host]), ((DISK_TIER,), since_start[disk])]
+        page.counters(name, documentation, ("tier",), rows)
     page.counters(
-        "inflight_tier_hit_blocks",
-        "KV blocks of started requests that were found in a tier and loaded.",
+        "inflight_tier_dropped_blocks",
+        "KV blocks that were not written to a tier: too many waited, or it failed.",
         ("tier",),
-        [((HOST_TIER,), since_start["num_loaded_blocks"])],
-    )
-    page.counters(
-        "inflight_tier_failed_blocks",
-        "KV blocks whose load failed, as they were not what was stored; their requests are computed anew.",
-        ("tier",),
-        [((HOST_TIER,), since_start["num_failed_loads"])],
+        [((DISK_TIER,), since_start["num_disk_dropped"])],
     )
     page.counters(
         "vllm:request_success",

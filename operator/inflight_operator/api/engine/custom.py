@@ -54,7 +54,7 @@ class CustomMetrics(SpecModel):
 
 class CustomEngine(SpecModel):
     """A server of the OpenAI API that the operator does not know. In command and args, $(INFLIGHT_MODEL) is the folder
-    of a pvc:// model or the name of an hf:// model, and $(INFLIGHT_SERVED_NAME) the name that clients give."""
+    of a pvc:// or oci:// model or the name of an hf:// model, $(INFLIGHT_SERVED_NAME) the name that clients give."""
 
     model_config = ConfigDict(
         json_schema_extra=validations(

@@ -17,6 +17,17 @@ from inflight_operator.api.setting import setting_duration, setting_field, setti
 from inflight_settings.engine import DType, KVCacheDType, Quantization
 from inflight_settings.limits import HIGHEST_LIMITS
 
+BUCKETS = ("s3://", "gs://", "az://")
+REMOTE = (*BUCKETS, "https://")
+"""Sources that the engine reads by ranges, straight into memory."""
+
+Name = Annotated[str, Field(min_length=1, max_length=253)]
+
+
+def _starts_with(*schemes: str, source: str = "self") -> str:
+    """Returns the CEL expression for a source of one of these schemes."""
+    return " || ".join(f"{source}.startsWith('{scheme}')" for scheme in schemes)
+
 
 class Model(SpecModel):
     """The model that the service serves."""
@@ -29,7 +40,24 @@ class Model(SpecModel):
             ),
             rule(
                 "self.source.startsWith('hf://') || !has(self.storage)",
-                "model.storage is for hf:// sources only: the other sources are not downloaded by the pod",
+                "model.storage is for hf:// sources only: the other sources are not downloaded to a disk",
+            ),
+            rule(
+                "self.source.startsWith('oci://') || !has(self.path)",
+                "model.path is for oci:// sources only: the others name the folder in model.source",
+            ),
+            rule(
+                f"{_starts_with(*BUCKETS, source='self.source')} || !has(self.endpoint)",
+                "model.endpoint is for s3://, gs:// and az:// sources only: an https:// source names its own server",
+            ),
+            rule(
+                f"{_starts_with(*REMOTE, source='self.source')} || !has(self.caConfigMap)",
+                "model.caConfigMap is for s3://, gs://, az:// and https:// sources only",
+            ),
+            rule(
+                f"{_starts_with('hf://', *REMOTE, source='self.source')} || !has(self.credentialsSecret)",
+                "model.credentialsSecret is for hf://, s3://, gs://, az:// and https:// sources only: the pod reads the"
+                " others without credentials",
             ),
         )
     )
@@ -37,12 +65,16 @@ class Model(SpecModel):
     source: str = Field(
         max_length=512,
         description="Source of the model: builtin://NAME (in the engine image, such as builtin://smollm2),"
-        " hf://ORGANIZATION/NAME (Hugging Face), or pvc://CLAIM/FOLDER (a folder with a Hugging Face model on a"
-        " PersistentVolumeClaim of this namespace, mounted read-only).",
+        " hf://ORGANIZATION/NAME (Hugging Face), pvc://CLAIM/FOLDER (a folder with a Hugging Face model on a"
+        " PersistentVolumeClaim of this namespace, mounted read-only), oci://IMAGE (an image with such a folder, see"
+        " path, mounted read-only as an image volume: Kubernetes 1.35 or newer), or such a folder in a store, whose"
+        " weights are read into memory without a copy on a disk: s3://BUCKET/FOLDER, gs://BUCKET/FOLDER,"
+        " az://CONTAINER/FOLDER or https://HOST/FOLDER.",
         json_schema_extra=validations(
             rule(
-                "self.startsWith('builtin://') || self.startsWith('hf://') || self.startsWith('pvc://')",
-                "model.source must begin with builtin://, hf:// or pvc://, such as builtin://smollm2",
+                _starts_with("builtin://", "hf://", "pvc://", "oci://", *REMOTE),
+                "model.source must begin with builtin://, hf://, pvc://, oci://, s3://, gs://, az:// or https://, such"
+                " as builtin://smollm2",
             ),
             rule(
                 "!self.startsWith('builtin://') || self.matches('^builtin://[a-zA-Z0-9][-_.a-zA-Z0-9]*$')",
@@ -58,6 +90,20 @@ class Model(SpecModel):
                 "model.source with pvc:// must be pvc://CLAIM/FOLDER with a folder inside the claim,"
                 " such as pvc://models/qwen3-8b",
             ),
+            rule(
+                "!self.startsWith('oci://') ||"
+                " self.matches('^oci://[a-zA-Z0-9][-._a-zA-Z0-9]*(:[0-9]+)?(/[-._a-zA-Z0-9]+)*(:[-._a-zA-Z0-9]+)?"
+                "(@sha256:[a-f0-9]{64})?$')",
+                "model.source with oci:// must be the reference of an image, such as"
+                " oci://registry.example.com/models/qwen3-8b:1",
+            ),
+            rule(
+                f"!({_starts_with(*REMOTE)}) || (self.matches('^[a-z0-9]+://[^/?#@[:space:]]+(/[^/?#[:space:]]+)*/?$')"
+                " && !self.matches('/[.][.]?(/|$)'))",
+                "model.source with s3://, gs:// or az:// must be a bucket and a folder, such as s3://models/qwen3-8b,"
+                " and with https:// a server and a folder, without user, ? and #: credentials are in"
+                " model.credentialsSecret",
+            ),
         ),
     )
     revision: str = setting_field("revision", "Branch, tag or commit of an hf:// model.", min_length=1, max_length=255)
@@ -72,11 +118,63 @@ class Model(SpecModel):
             ),
         )
     )
+    path: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=512,
+        description="Folder of the model inside the image of an oci:// source. Default: the root of the image.",
+        json_schema_extra=validation(
+            "self.matches('^[^/].*$') && !self.matches('(^|/)[.][.](/|$)')",
+            "model.path must be a folder inside the image, such as models",
+        ),
+    )
+    credentials_secret: Name | None = Field(
+        default=None,
+        description="Secret of this namespace whose keys become environment variables of the engine: HF_TOKEN;"
+        " AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION; GOOGLE_SERVICE_ACCOUNT_KEY (the key file's JSON);"
+        " AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY. Default: the identity of"
+        " template.serviceAccountName.",
+    )
+    endpoint: str | None = Field(
+        default=None,
+        max_length=512,
+        description="URL of a private store, such as https://minio.storage.svc:9000. Default: the public service of the"
+        " source's scheme.",
+        json_schema_extra=validation(
+            "self.matches('^https?://[^/?#@[:space:]]+(/[^?#[:space:]]*)?$')",
+            "model.endpoint must be a URL such as https://minio.storage.svc:9000",
+        ),
+    )
+    ca_config_map: Name | None = Field(
+        default=None,
+        description="ConfigMap of this namespace whose key ca.crt has certificates in PEM. The engine trusts the store"
+        " with them as well as with the public ones.",
+    )
     served_name: str | None = Field(
         default=None,
         min_length=1,
         max_length=255,
         description="Name that clients give in `model`. Default: the name of the InferenceService.",
+    )
+
+
+class KVDisk(SpecModel):
+    """Disk behind the host memory of kvCache.swap."""
+
+    size: Annotated[str | int, AfterValidator(readable_quantity), Field(json_schema_extra=INT_OR_STRING)] = Field(
+        description="Disk space in each pod, such as 200Gi. The least recently used blocks make room for others.",
+        json_schema_extra=validation(
+            "type(self) == int ? self >= 67108864 : (isQuantity(self) && !quantity(self).isLessThan(quantity('64Mi')))",
+            "engine.kvCache.disk.size must be a quantity of at least 64Mi, such as 200Gi",
+        ),
+    )
+    volume: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=63,
+        description="Name of a volume of template.volumes that takes the blocks. Pods that share it have a file of this"
+        " size each. Default: an emptyDir of this size, which a restarted container finds again and another pod does"
+        " not.",
     )
 
 
@@ -123,6 +221,11 @@ class KVCache(SpecModel):
                 "engine.kvCache.swap must be 0 or a quantity of at least 1Mi, such as 4Gi",
             ),
         },
+    )
+    disk: KVDisk | None = Field(
+        default=None,
+        description="Disk for KV blocks that the host memory of swap gives up. Blocks are encrypted with a key that is"
+        " derived from the service's admin token. Needs swap, and at most one accelerator.",
     )
     prefix_caching: bool = setting_field(
         "prefix_caching",
@@ -226,6 +329,8 @@ OWN_FLAGS = (
         for part in (Model, StartOptions, KVCache, Scheduling, Tracing, Logs)
         for _, setting in settings_in(part)
     ),
+    "disk-space",
+    "disk-path",
 )
 """Engine flags that the operator sets; extraArgs may not repeat them."""
 

@@ -33,6 +33,7 @@ TYPES_OF_FIELDS: dict[str, tuple[str, ...]] = {
     "engine.kvCache.dtype": _STARTED,
     "engine.kvCache.headroom": _OWN,
     "engine.kvCache.swap": _OWN,
+    "engine.kvCache.disk": _OWN,
     "engine.kvCache.prefixCaching": _STARTED,
     "engine.scheduling.shedAfter": _OWN,
     "engine.scheduling.preemption": _OWN,
@@ -103,6 +104,11 @@ def engine_rules(parts: Mapping[str, type[BaseModel]], own_flags: Iterable[str])
         rule(
             f"self.engine.type != '{CUSTOM}' || !self.model.source.startsWith('builtin://')",
             "model.source builtin:// is a model in Inflight's own image: with engine.type custom use hf:// or pvc://",
+            fieldPath=".model.source",
+        ),
+        rule(
+            f"self.engine.type == '{INFLIGHT}' || !self.model.source.matches('^(s3|gs|az|https)://')",
+            "model.source s3://, gs://, az:// and https:// are for engine.type inflight only: use hf:// or pvc://",
             fieldPath=".model.source",
         ),
         rule(

@@ -91,8 +91,7 @@ class NetworkPolicy(SpecModel):
         max_length=32,
         description="Clients that may connect to the serving port; an empty list names none. engine.adminPeers of the"
         " chart may too, the gateway if the service is behind it, and the operator where it reads metrics on that port."
-        " Unset: engine.clientPeers of the chart, without which all clients may, whatever other NetworkPolicies"
-        " of the namespace say.",
+        " Unset: engine.clientPeers of the chart, without which the pods of the service's namespace may.",
     )
 
 

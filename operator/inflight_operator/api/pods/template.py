@@ -36,9 +36,12 @@ def readable_quantity(quantity: str | int) -> str | int:
 
 Quantity = Annotated[str | int, AfterValidator(readable_quantity), Field(json_schema_extra=_QUANTITY)]
 
+KV_FOLDER = "/var/lib/inflight/kv"
+"""Folder of the disk behind the KV cache."""
+
 OWN_ENV = ("INFLIGHT_ADMIN_TOKEN", "INFLIGHT_ADMIN_TOKEN_FILE", "INFLIGHT_POD_UID")
 OWN_PREFIX = "inflight-"
-OWN_MOUNTS = ("/tmp", "/dev/shm", "/models", "/etc/inflight", "/opt/inflight/vllm")
+OWN_MOUNTS = ("/tmp", "/dev/shm", "/models", "/etc/inflight", "/opt/inflight/vllm", KV_FOLDER)
 
 
 class Toleration(SpecModel):

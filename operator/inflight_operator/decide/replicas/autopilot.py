@@ -405,8 +405,8 @@ class _Queues(NamedTuple):
         # A replica that is not full takes less time for its steps.
         state = steady(self.replica, self.workload, rate / replicas, self.capacity.limits)
         shorter = min(1.0, state.running * replicas / rate * self.capacity.rate / self.capacity.state.running)
-        prefill = replace(self.prefill, service=min(self.prefill.service, state.prefill_load * replicas / rate))
-        decode = replace(self.decode, service=self.decode.service * shorter)
+        prefill = self.prefill.with_service(min(self.prefill.service, state.prefill_load * replicas / rate))
+        decode = self.decode.with_service(self.decode.service * shorter)
         return max(share_late(replicas, rate, prefill), share_late(replicas, rate, decode))
 
 

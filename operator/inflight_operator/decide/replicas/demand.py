@@ -8,6 +8,7 @@ those that arrive there (`decide.replicas.offered`): engines get only what they 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -112,7 +113,7 @@ class DemandHistory:
     Attributes:
         pods: last state of each pod, by uid.
         offered: demand at the gateway.
-        series: points, each packed, oldest first.
+        series: points, packed, oldest first.
         workload: recent requests; None before the first request.
         replica: compute and KV cache of one pod; None before a pod reported them.
         fit: for engines that report no cost model.
@@ -120,7 +121,7 @@ class DemandHistory:
 
     pods: Mapping[str, PodSeen] = field(default_factory=dict)
     offered: Offered = field(default_factory=Offered)
-    series: tuple[bytes, ...] = ()
+    series: bytes = b""
     workload: Workload | None = None
     replica: Replica | None = None
     fit: ForeignFit = field(default_factory=ForeignFit)
@@ -147,19 +148,21 @@ class DemandHistory:
                 steps, tokens, gaps = grown[_STEPS], grown[_STEP_TOKENS], grown[_GAPS]
                 fit = fit.with_interval(steps, tokens, grown[_GENERATED], gaps, grown[_GAP_SECONDS])
         series, offered = self.series, self.offered
-        if (samples or gateway) and (not series or now - _time(series[-1]) >= SPACING):
+        last = _time(series, len(series) - _POINT.size) if series else -math.inf
+        if (samples or gateway) and now - last >= SPACING:
             rates = [sum(column) for column in zip(_IDLE, *(pod.rates for pod in pods.values()), strict=True)]
             if gateway:
                 # Counters of pods that all are new have no growth yet: engines know more.
                 growing = not offered.pods.keys().isdisjoint(gateway)
-                width = min(now - _time(series[-1]), LONGEST_STEP) if series and growing else 0.0
+                width = min(now - last, LONGEST_STEP) if series and growing else 0.0
                 offered = offered.with_counters(gateway, Engines(*rates[_ARRIVING]), now, width)
                 if growing:
                     rates[_ARRIVING] = offered.latest
             elif offered.outdated(now):
                 offered = Offered(unit=offered.unit)
-            kept = next((index for index, point in enumerate(series) if _time(point) >= now - SPAN), len(series))
-            series = (*series[kept:], _POINT.pack(now, *rates))
+            starts = range(0, len(series), _POINT.size)
+            kept = next((start for start in starts if _time(series, start) >= now - SPAN), len(series))
+            series = series[kept:] + _POINT.pack(now, *rates)
         # A pod older than the operator may have served for days, even if it becomes ready only now.
         known = self.pods if self.series else {**dict.fromkeys(alive, _UNSEEN), **self.pods}
         silent = {uid: pod for uid, pod in known.items() if uid in alive and uid not in samples}
@@ -174,7 +177,7 @@ class DemandHistory:
 
     @property
     def points(self) -> tuple[DemandPoint, ...]:
-        return tuple(map(DemandPoint._make, _POINT.iter_unpack(b"".join(self.series))))
+        return _points(self.series)
 
     @property
     def tokens_per_s(self) -> float:
@@ -188,8 +191,15 @@ class DemandHistory:
         return prompts + sum(width * point.generated for width, point in steps) / seconds
 
 
-def _time(point: bytes) -> float:
-    return float(_POINT.unpack_from(point)[0])
+@lru_cache(maxsize=4)
+def _points(series: bytes) -> tuple[DemandPoint, ...]:
+    """Returns the points, which a round reads several times."""
+    return tuple(map(DemandPoint._make, _POINT.iter_unpack(series)))
+
+
+def _time(series: bytes, start: int) -> float:
+    """Returns the time of the point that begins at `start`, in bytes."""
+    return float(_POINT.unpack_from(series, start)[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,11 +268,11 @@ class DemandView:
 def mean_rate(points: Sequence[DemandPoint], start: float) -> float:
     """Requests a second after `start`; 0 without points."""
     total, seconds = 0.0, 0.0
-    for width, point in _steps(points):
-        if point.time > start:
-            width = min(width, point.time - start)
-            total += point.requests * width
-            seconds += width
+    after = bisect_right(points, start, key=itemgetter(0))
+    for width, point in _steps(points[max(0, after - 1) :]):
+        width = min(width, point.time - start)
+        total += point.requests * width
+        seconds += width
     if seconds > 0:
         return total / seconds
     return points[-1].requests if points else 0.0

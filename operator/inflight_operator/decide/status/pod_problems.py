@@ -80,6 +80,10 @@ def _image(pod: PodView, facts: ServiceFacts) -> Problem | None:
     if pod.waiting_reason not in _IMAGE_REASONS:
         return None
     said = _one_line(pod.waiting_message) or pod.waiting_reason
+    model = facts.source.removeprefix("oci://")
+    if model != facts.source and model in said and pod.image not in said:
+        text = f"cannot pull the model's image: {said}; correct model.source, or give template.imagePullSecrets"
+        return Problem(90, "ImagePullFailed", "start", text)
     what, correct = _INIT_IMAGES.get(pod.init_container, ("", "engine.image"))
     text = f"cannot pull image {pod.image}{what}: {said}; correct {correct}, or give template.imagePullSecrets"
     return Problem(90, "ImagePullFailed", "start", text)

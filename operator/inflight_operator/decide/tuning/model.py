@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from inflight_cost.capacity import Margins, Targets, full_step_seconds
 from inflight_cost.limits import best_limits, longest_step, saturated_rate, worth
@@ -93,7 +94,11 @@ def move_by_model(
 
 def modelled_limits(bounds: LimitsBounds, slo: Slo, model: TuningModel, state: TuningState) -> Limits:
     """The limits that the cost model finds best within `bounds`, with the corrections from measurements."""
-    return best_limits(model.replica, model.workload, _targets(slo, model, state), bounds, margins=_margins(state))
+    return _best_limits(model.replica, model.workload, _targets(slo, model, state), bounds, _margins(state))
+
+
+_best_limits = lru_cache(maxsize=4096)(best_limits)
+"""Models stay as they are for many rounds; see `DemandHistory`."""
 
 
 def early_move(

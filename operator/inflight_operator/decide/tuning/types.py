@@ -304,7 +304,8 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class TuningState:
-    """State carried from one decision to the next. A new operator starts with `TuningState(window_start=now)`.
+    """State carried from one decision to the next. A new operator starts with `TuningState(window_start=now)`, and what
+    the status has of it.
 
     Attributes:
         window_start: time from which measurements count.

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import HTTP_PORT_NAME
-from inflight_operator.api.resolve import MODEL_FOLDER
+from inflight_operator.api.resolve import MODEL_FOLDER, downloads_model
 from inflight_operator.api.types import InferenceService
 from inflight_operator.render.admin_token import SECRET_FOLDER, TOKEN_KEY
 from inflight_operator.render.limits import LIMITS_FILE
-from inflight_operator.render.networkpolicy import downloads_model
 
 SCRATCH = "/tmp"
 """The only writable folder of a container, unless it downloads a model; HOME as well."""
@@ -37,16 +36,21 @@ RESTRICTED: Manifest = {
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """A volume of the pod and its mount in the engine's container. Attributes: name: of both."""
+    """A volume of the pod and its mount in the engine's container.
+
+    Attributes:
+        name: of both.
+        source: None: it is one of `template.volumes`.
+    """
 
     name: str
-    source: Manifest
+    source: Manifest | None
     path: str
     read_only: bool = True
 
     @property
     def volume(self) -> Manifest:
-        return {"name": self.name, **self.source}
+        return {"name": self.name, **(self.source or {})}
 
     @property
     def mount(self) -> Manifest:
@@ -103,7 +107,7 @@ def keeps_serving(drain_seconds: int = 0) -> Manifest:
 def hub_environment(service: InferenceService) -> dict[str, Manifest]:
     """Variables of the Hugging Face libraries: where models are kept, and that a pod that must not is to fail at
     once."""
-    if downloads_model(service):
+    if downloads_model(service.spec.model.source):
         return {"HF_HOME": {"value": f"{MODEL_FOLDER}/huggingface"}}
     # The network policy blocks egress of these pods: a call to the hub would time out instead of failing at once.
     return {"HF_HOME": {"value": f"{SCRATCH}/huggingface"}, "HF_HUB_OFFLINE": {"value": "1"}}

@@ -32,7 +32,7 @@ def custom_container(service: InferenceService, settings: Settings) -> EngineCon
         start={name: words for name, words in start.items() if words},
         ports={HTTP_PORT_NAME: custom.port, **metrics},
         environment={
-            "INFLIGHT_MODEL": {"value": model_argument(service.spec.model.source).removeprefix("hf://")},
+            "INFLIGHT_MODEL": {"value": model_argument(service.spec.model).removeprefix("hf://")},
             "INFLIGHT_SERVED_NAME": {"value": served_name(service)},
             **hub_environment(service),
         },

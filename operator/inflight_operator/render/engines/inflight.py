@@ -14,6 +14,7 @@ from inflight_base.manifest.names import (
     HTTP_PORT_NAME,
 )
 from inflight_base.manifest.units import parse_quantity
+from inflight_operator.api.pods.template import KV_FOLDER
 from inflight_operator.api.resolve import model_argument, served_name, startup_limit_seconds
 from inflight_operator.api.types import InferenceService
 from inflight_operator.render.admin_token import SECRET_FOLDER, TENANT_KEY
@@ -24,6 +25,7 @@ from inflight_operator.render.engines.container import (
     LIMITS_PATH,
     PROPAGATION_SECONDS,
     EngineContainer,
+    Volume,
     hub_environment,
     readiness_probe,
     startup_probe,
@@ -32,6 +34,11 @@ from inflight_operator.render.engines.kv_events import kv_events_flags, kv_event
 from inflight_operator.render.observability import observability_flags, observability_of, trace_environment
 from inflight_operator.render.plan import EngineObservability, Settings
 from inflight_operator.render.service import behind_gateway
+
+_CA_FOLDER = "/etc/inflight/model-ca"
+
+KV_MARGIN = 64 << 20
+"""Bytes of the volume behind the KV cache beside its blocks."""
 
 
 def inflight_container(service: InferenceService, settings: Settings) -> EngineContainer:
@@ -46,11 +53,39 @@ def inflight_container(service: InferenceService, settings: Settings) -> EngineC
         environment={
             **ADMIN_ENVIRONMENT,
             **hub_environment(service),
+            **_store_environment(service),
             **trace_environment(service, observability),
         },
         resources=engine_resources(service),
         probes=engine_probes(startup_limit_seconds(service.spec)),
+        volumes=(*_store_volumes(service), *_kv_volumes(service)),
     )
+
+
+def _store_environment(service: InferenceService) -> dict[str, Manifest]:
+    """Variables for the store of a remote model."""
+    model = service.spec.model
+    return {
+        **({"INFLIGHT_MODEL_ENDPOINT": {"value": model.endpoint}} if model.endpoint else {}),
+        **({"INFLIGHT_MODEL_CA_FILE": {"value": f"{_CA_FOLDER}/ca.crt"}} if model.ca_config_map else {}),
+    }
+
+
+def _store_volumes(service: InferenceService) -> tuple[Volume, ...]:
+    name = service.spec.model.ca_config_map
+    return (Volume("inflight-model-ca", {"configMap": {"name": name}}, _CA_FOLDER),) if name else ()
+
+
+def _kv_volumes(service: InferenceService) -> tuple[Volume, ...]:
+    """The disk behind the KV cache."""
+    disk = service.spec.engine.kv_cache.disk
+    if disk is None:
+        return ()
+    if disk.volume is not None:
+        return (Volume(disk.volume, None, KV_FOLDER, read_only=False),)
+    # The kubelet evicts a pod that exceeds the limit, and file systems count more than the bytes of files.
+    size = int(parse_quantity(disk.size)) + KV_MARGIN
+    return (Volume("inflight-kv", {"emptyDir": {"sizeLimit": str(size)}}, KV_FOLDER, read_only=False),)
 
 
 def engine_command(
@@ -81,7 +116,7 @@ def engine_command(
     return [
         "inflight-engine",
         "serve",
-        model_argument(spec.model.source),
+        model_argument(spec.model),
         *(f"--{flag}={value}" for flag, value in flags.items()),
         *engine_flags(spec),
         *observability_flags(observability),

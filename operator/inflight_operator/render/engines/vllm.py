@@ -177,7 +177,7 @@ def _model(service: InferenceService) -> str:
     source = service.spec.model.source
     if source.startswith(_BUILTIN):
         return f"{MODEL_FOLDER}/{source.removeprefix(_BUILTIN)}"
-    return model_argument(source).removeprefix("hf://")
+    return model_argument(service.spec.model).removeprefix("hf://")
 
 
 def _cache_bytes(spec: InferenceServiceSpec) -> str | None:

@@ -27,7 +27,7 @@ SCALER is one of {", ".join(NAMES)}.
 {FORMAT}
 The reference replica is an 8B model on one H100-class GPU by public arithmetic: a KV cache of 400,000 tokens and steps
 of 5.5 ms + 30 us a prompt token + 15 us a decode + 0.045 us a token that decodes attend to + 1.05 ns for each prompt
-token and token that it attends to, with 3% of noise.
+token and token that it attends to + 2.6 us a token copied to or from host memory, with 3% of noise.
 
 A request keeps its targets if its first token comes within --ttft (prompts over 4,000 tokens: --long-ttft) and its
 output tokens within --tpot on average. Replica-hours count pods from their order to their end, starting and draining

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 
 import msgspec
+import numpy as np
 
 from inflight_cost.capacity import Margins, Replica, Steady, Targets, Workload, largest_rate, steady
 from inflight_cost.limits import best_limits, largest
@@ -18,6 +19,7 @@ from inflight_simulator.fleet.outcome import FleetRun
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.run import simulate_fleet
 from inflight_simulator.fleet.view import Fixed
+from inflight_simulator.summary import distribution
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,16 +36,24 @@ class FixedRun:
 
 
 def smallest_fleet(
-    requests: Requests, config: FleetConfig, attainment: float, guess: int, most: int
+    requests: Requests,
+    config: FleetConfig,
+    attainment: float,
+    guess: int,
+    most: int,
+    known: Mapping[int, FleetRun] | None = None,
 ) -> FixedRun | None:
     """The smallest number of replicas that reaches `attainment`; None: even `most` do not reach it, so the number of
-    replicas is not the cause."""
-    runs: dict[int, FleetRun] = {}
+    replicas is not the cause.
+
+    Args:
+        known: runs with some numbers of replicas, which are not simulated again.
+    """
+    runs = dict(known or {})
 
     def keeps(replicas: int) -> bool:
         if replicas not in runs:
-            fixed = replace(config, initial_replicas=replicas, min_replicas=replicas, max_replicas=replicas)
-            runs[replicas] = simulate_fleet(requests, fixed, Fixed(replicas))
+            runs[replicas] = simulate_fleet(requests, config, Fixed(replicas))
         return runs[replicas].attainment >= attainment
 
     found = smallest(keeps, guess, most)
@@ -110,22 +120,58 @@ class Cost(msgspec.Struct, frozen=True):
     per_million_tokens: float
 
 
+class Served(msgspec.Struct, frozen=True):
+    """Results of a simulation that host memory changes.
+
+    Attributes:
+        hit_rate: share of the prompt tokens that were in the prefix cache or in the memory behind it.
+        ttft_p50, ttft_p95: seconds; None: no request was served.
+    """
+
+    hit_rate: float
+    ttft_p50: float | None
+    ttft_p95: float | None
+
+    @classmethod
+    def of(cls, run: FleetRun) -> Served:
+        ttft = distribution(run.ttft[~np.isnan(run.ttft)])
+        return cls(run.prefix_hit_rate or 0.0, ttft.p50, ttft.p95)
+
+
+class HostMemory(msgspec.Struct, frozen=True):
+    """Effect of host memory behind the KV cache.
+
+    Attributes:
+        size: bytes. tokens: that it holds.
+        served: with as many replicas as are needed without it.
+        replicas: the fewest that keep the attainment with it; None: none that was tried does.
+    """
+
+    size: int
+    tokens: int
+    served: Served
+    replicas: int | None
+
+
 class Checked(msgspec.Struct, frozen=True):
     """Results of simulations with fixed replicas.
 
     Attributes:
         replicas: the fewest that keep the attainment.
-        attainment: with them. one_less: with one less; None: no smaller number.
+        attainment, served: with them. one_less: attainment with one less; None: no smaller number.
         twice_attainment: at twice the load.
         twice_missed_ttft, twice_missed_tpot: shares of requests at twice the load; one may miss both.
+        host_memory: by size, those that were asked for; empty where no prompts share anything.
     """
 
     replicas: int
     attainment: float
+    served: Served
     one_less: float | None
     twice_attainment: float
     twice_missed_ttft: float
     twice_missed_tpot: float
+    host_memory: tuple[HostMemory, ...]
 
 
 class ReplicaPlan(msgspec.Struct, frozen=True):
@@ -160,21 +206,31 @@ class Plan(msgspec.Struct, frozen=True):
     replicas: tuple[ReplicaPlan, ...]
 
 
-def plan(requests: Requests, models: dict[str, ReplicaModel], config: FleetConfig, attainment: float) -> Plan:
+def plan(
+    requests: Requests,
+    models: dict[str, ReplicaModel],
+    config: FleetConfig,
+    attainment: float,
+    host_memory: Sequence[int] = (),
+) -> Plan:
     """
     Args:
         models: replicas by name.
         config: of the fleet but for its replica, its limits, and its number of replicas, of which `max_replicas` is
             the largest that is tried.
         attainment: share of the requests that must keep their targets.
+        host_memory: bytes of host memory behind the KV cache that are compared, of models with `kv_bytes_per_token`.
     """
     plans = tuple(
-        plan_replica(name, requests, replace(config, replica=model), attainment) for name, model in models.items()
+        plan_replica(name, requests, replace(config, replica=model), attainment, host_memory)
+        for name, model in models.items()
     )
     return Plan(describe(requests), attainment, plans)
 
 
-def plan_replica(name: str, requests: Requests, config: FleetConfig, attainment: float) -> ReplicaPlan:
+def plan_replica(
+    name: str, requests: Requests, config: FleetConfig, attainment: float, host_memory: Sequence[int] = ()
+) -> ReplicaPlan:
     model, targets = config.replica, config.service_targets
     replica = Replica(model.cost, model.kv_tokens * (1 - model.kv_headroom))
     whole, part = _workload(requests, slice(None)), busiest(requests)
@@ -189,7 +245,7 @@ def plan_replica(name: str, requests: Requests, config: FleetConfig, attainment:
     peak_rate = largest_rate(replica, peak, targets, limits)
     peak_replicas = _count(traffic.peak_requests_per_second, peak_rate)
     # If a single request misses a target, more replicas do not help, and no simulation is needed.
-    found = None if peak_replicas is None else _check(requests, config, attainment, peak_replicas)
+    found = None if peak_replicas is None else _check(requests, config, attainment, peak_replicas, host_memory)
     count = found.replicas if found is not None else peak_replicas or 1
     each = traffic.peak_requests_per_second / count
     return ReplicaPlan(
@@ -232,7 +288,9 @@ def _best_simulated(requests: Requests, config: FleetConfig, attainment: float, 
     return best
 
 
-def _check(requests: Requests, config: FleetConfig, attainment: float, guess: int) -> Checked | None:
+def _check(
+    requests: Requests, config: FleetConfig, attainment: float, guess: int, host_memory: Sequence[int]
+) -> Checked | None:
     found = smallest_fleet(requests, config, attainment, guess, config.max_replicas)
     if found is None:
         return None
@@ -241,11 +299,28 @@ def _check(requests: Requests, config: FleetConfig, attainment: float, guess: in
     return Checked(
         replicas=found.replicas,
         attainment=found.run.attainment,
+        served=Served.of(found.run),
         one_less=None if found.one_less is None else found.one_less.attainment,
         twice_attainment=twice.attainment,
         twice_missed_ttft=float((~(twice.ttft <= twice.ttft_target)).mean()),
         twice_missed_tpot=float((twice.tpot > twice.tpot_target).mean()),
+        host_memory=tuple(
+            _with_host_memory(requests, config, attainment, found.replicas, size)
+            for size in (host_memory if requests.hash_ids else ())
+        ),
     )
+
+
+def _with_host_memory(
+    requests: Requests, config: FleetConfig, attainment: float, replicas: int, size: int
+) -> HostMemory:
+    model = config.replica
+    assert model.kv_bytes_per_token is not None
+    tokens = size // model.kv_bytes_per_token
+    with_it = replace(config, replica=replace(model, host_tokens=tokens))
+    same = simulate_fleet(requests, with_it, Fixed(replicas))
+    found = smallest_fleet(requests, with_it, attainment, replicas, config.max_replicas, {replicas: same})
+    return HostMemory(size, tokens, Served.of(same), None if found is None else found.replicas)
 
 
 def _cost(price: float, replicas: int, traffic: Traffic) -> Cost:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
-from inflight_settings.flag_types import number
+from inflight_settings.flag_types import number, size
 from inflight_simulator.errors import InputError
 from inflight_simulator.flags import SETTINGS
 from inflight_simulator.fleet.commands.flags import add_arrivals, add_target_flags, request_targets
@@ -21,10 +23,11 @@ from inflight_simulator.fleet.commands.plan import (
     TTFT,
     Plan,
     ReplicaPlan,
+    Served,
     first_to_break,
     plan,
 )
-from inflight_simulator.fleet.commands.replica_file import FORMAT, read_replica
+from inflight_simulator.fleet.commands.replica_file import FORMAT, MOST_HOST_TOKENS, read_replica
 from inflight_simulator.fleet.config import ROUTINGS, FleetConfig, ReplicaModel, RequestTargets
 from inflight_simulator.fleet.requests import read_requests
 from inflight_simulator.trace_files import FORMATS
@@ -37,7 +40,7 @@ EPILOG = f"""\
 For each replica file: limits by the cost model (or the same with a larger token budget, where that keeps more requests
 in target in a simulation), replicas by the capacity model, and the smallest number of fixed replicas that keeps the
 targets in a simulation, with its cost. Then the first bottleneck as the load grows, and the attainment of these
-replicas at twice the load. Each file takes 4 to 12 simulations of ARRIVALS.
+replicas at twice the load. Each file takes 4 to 12 simulations of ARRIVALS, and 2 to 6 more for each --host-memory.
 
 Without --replica: the reference replica of `inflight-simulate fleet`. Examples from data sheets, not measured, are in
 simulator/examples/replicas. `inflight-simulate calibrate` measures the cost model of an engine of your own.
@@ -65,6 +68,14 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
         type=number(float, 0, 1e9),
         metavar="P",
         help="price of a replica-hour; overrides the prices in the files",
+    )
+    parser.add_argument(
+        "--host-memory",
+        type=size,
+        metavar="SIZE",
+        action="append",
+        default=[],
+        help="say what this much host memory behind each replica's KV cache brings, as in 64Gi; may be repeated",
     )
     parser.add_argument(
         "--attainment",
@@ -97,6 +108,7 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
 def run_plan(flags: argparse.Namespace) -> int:
     """Raises InputError. Status 1: none of the replicas keeps the targets."""
     models = _models(flags.replica or [], flags.price)
+    _check_host_memory(flags.host_memory, models)
     config = FleetConfig(
         routing=flags.routing,
         max_replicas=flags.max_replicas,
@@ -104,7 +116,13 @@ def run_plan(flags: argparse.Namespace) -> int:
         targets=request_targets(flags),
         seed=flags.seed,
     )
-    found = plan(read_requests(flags.arrivals), models, config, flags.attainment)
+    requests = read_requests(flags.arrivals)
+    if flags.host_memory and not requests.hash_ids:
+        print(
+            "note: --host-memory brings nothing here: ARRIVALS does not say which prompts share a prefix",
+            file=sys.stderr,
+        )
+    found = plan(requests, models, config, flags.attainment, flags.host_memory)
     print(msgspec.json.encode(found).decode() if flags.json else plan_text(found, config.targets))
     return 0 if any(each.checked is not None for each in found.replicas) else 1
 
@@ -121,6 +139,16 @@ def _models(paths: list[Path], price: float | None) -> dict[str, ReplicaModel]:
     if price is not None:
         models = {name: replace(model, price=price) for name, model in models.items()}
     return models
+
+
+def _check_host_memory(sizes: Sequence[int], models: Mapping[str, ReplicaModel]) -> None:
+    """Raises InputError: the tokens in some size are unknown, or too many."""
+    for name, model in models.items() if sizes else ():
+        if model.kv_bytes_per_token is None:
+            raise InputError(f"--host-memory needs kv_bytes_per_token in the file of {name}")
+        if max(sizes) // model.kv_bytes_per_token > MOST_HOST_TOKENS:
+            most = MOST_HOST_TOKENS * model.kv_bytes_per_token
+            raise InputError(f"--host-memory must be at most {most} bytes for {name}, not {max(sizes)}")
 
 
 _MEANING = {
@@ -189,7 +217,23 @@ def _replica(each: ReplicaPlan, attainment: float) -> list[str]:
             f"needed are {each.twice_replicas} by the capacity model",
         ),
     ]
+    if checked.host_memory:
+        lines.append(_line("host memory", f"none: {_served(checked.served, checked.replicas)}"))
+    for memory in checked.host_memory:
+        fewest = (
+            f"no number that was tried keeps {_percent(attainment)}"
+            if memory.replicas is None
+            else f"{_keep(memory.replicas)} {_percent(attainment)}"
+        )
+        brings = f"{_served(memory.served, checked.replicas)}; {fewest}"
+        lines.append(_line("", f"{memory.size / 2**30:,.4g} GiB, {memory.tokens:,} tokens: {brings}"))
     return lines
+
+
+def _served(served: Served, replicas: int) -> str:
+    with_these = f"with {replicas} replica{'s' if replicas > 1 else ''}"
+    first = "" if served.ttft_p50 is None else f", TTFT p50 {served.ttft_p50:.3f} s, p95 {served.ttft_p95:.3f} s"
+    return f"{served.hit_rate:.1%} of prompt tokens are found{first} {with_these}"
 
 
 def _conclusion(plan: Plan) -> list[str]:

@@ -14,13 +14,19 @@ from inflight_simulator.fleet.config import REFERENCE_CAPACITY, ReplicaModel
 
 FORMAT = """\
 A replica's FILE, which `inflight-simulate calibrate --replica` writes, is a JSON object:
-  cost         the cost model, as `inflight-simulate calibrate --out` writes it
-  kv_tokens    tokens that its KV cache holds
-  block_size   tokens in a KV block (default 16)
-  kv_headroom  share of the blocks that admission leaves free (default 0.01)
-  capacity     largest limits that it takes: {"max_num_seqs": 512, "max_num_batched_tokens": 16384}
-  noise        standard deviation of the logarithm of a step's time (default 0.03)
-  price        of a replica-hour (default: none)"""
+  cost                the cost model, as `inflight-simulate calibrate --out` writes it
+  kv_tokens           tokens that its KV cache holds
+  block_size          tokens in a KV block (default 16)
+  host_tokens         tokens that host memory behind the KV cache holds (default 0)
+  kv_bytes_per_token  bytes of a token's keys and values, for `plan --host-memory` (default: unknown)
+  kv_headroom         share of the blocks that admission leaves free (default 0.01)
+  capacity            largest limits that it takes: {"max_num_seqs": 512, "max_num_batched_tokens": 16384}
+  noise               standard deviation of the logarithm of a step's time (default 0.03)
+  price               of a replica-hour (default: none)"""
+
+
+MOST_HOST_TOKENS = 10**9
+"""The simulator allocates memory for their blocks."""
 
 
 class ReplicaFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -29,6 +35,8 @@ class ReplicaFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     cost: CostModel
     kv_tokens: int
     block_size: int = 16
+    host_tokens: int = 0
+    kv_bytes_per_token: int | None = None
     kv_headroom: float = 0.01
     capacity: Limits = REFERENCE_CAPACITY
     noise: float = 0.03
@@ -66,6 +74,8 @@ def _check(file: ReplicaFile) -> None:
     for name, value, least, most in (
         ("block_size", file.block_size, 1, 1_000_000),
         ("kv_tokens", file.kv_tokens, file.block_size, 10**10),
+        ("host_tokens", file.host_tokens, 0, MOST_HOST_TOKENS),
+        ("kv_bytes_per_token", 1 if file.kv_bytes_per_token is None else file.kv_bytes_per_token, 1, 10**9),
         ("kv_headroom", file.kv_headroom, 0, 0.9),
         ("capacity.max_num_seqs", file.capacity.max_num_seqs, 1, 100_000),
         ("capacity.max_num_batched_tokens", file.capacity.max_num_batched_tokens, 1, 10**8),

@@ -13,15 +13,16 @@ from inflight_engine.request import Request, SamplingParams, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.scheduler import CannotFitError
+from inflight_engine.step_work import work_of
 from inflight_settings.limits import LimitsInForce
 from inflight_simulator.arrivals import OUTPUT_TOKEN
+from inflight_simulator.cost import load_rates
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.replicas.meter import Meter
 from inflight_simulator.fleet.replicas.noise import Noise
 from inflight_simulator.fleet.replicas.request_states import RequestStates
 from inflight_simulator.fleet.replicas.scheduler import FleetScheduler
 from inflight_simulator.fleet.requests import Floats
-from inflight_simulator.passes import prefill_work
 
 NEVER = math.inf
 _AHEAD = 128
@@ -46,12 +47,12 @@ def scheduler_config(config: FleetConfig, longest: int, *, prefix_caching: bool 
         capacity=config.capacity,
         num_blocks=model.kv_tokens // model.block_size,
         block_size=model.block_size,
+        num_host_blocks=model.host_tokens // model.block_size,
         max_model_len=longest,
         kv_headroom=model.kv_headroom,
         policy=config.policy,
         ttft_target=config.targets.ttft,
         ttft_per_1k_tokens=config.ttft_per_token * 1000,
-        preemption="recompute",
         prefix_caching=prefix_caching,
     )
 
@@ -87,6 +88,7 @@ class Replica:
         self.scheduler = FleetScheduler(scheduling)
         self.scheduler.limits = config.limits
         self.scheduler.deadlines.cost = config.replica.cost
+        self.scheduler.offload.rates = load_rates(config.replica.cost)
         self._states = states
         self._cost = config.replica.cost
         self._noise = noise
@@ -170,13 +172,11 @@ class Replica:
             # All arrived requests were rejected.
             self.event, self.idle_s = NEVER, now
             return
-        prefill_tokens, prefill_context = prefill_work(plan.prefills)
         for each in plan.preemptions:
             self._lost_s[each.request_id] = now
         for start in plan.starts:
             self._in_slot[start.slot] = start.request_id
-        decodes = len(plan.decode_slots)
-        work = StepWork(decodes, prefill_tokens, scheduler.num_attended_tokens, prefill_context)
+        work = work_of(plan, scheduler.num_attended_tokens, scheduler.config.block_size)
         seconds = self._cost.seconds(work) * float(self._noise.ahead(1)[0])
         self._noise.use(1)
         if self._meter is not None:

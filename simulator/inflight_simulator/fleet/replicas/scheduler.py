@@ -124,12 +124,13 @@ class SteadyDecodes(DecodeGroup):
 
 class FleetScheduler(Scheduler):
     """Plans as the engine's scheduler does, and takes in many steps at once where their tokens decide nothing. Where
-    there is neither a prefix cache nor swap space, blocks are counted only: all ids are 0."""
+    there is no prefix cache, blocks are counted only: all ids are 0."""
 
     def __init__(self, config: SchedulerConfig) -> None:
-        counts = not config.prefix_caching and not config.num_host_blocks
-        super().__init__(config, make_pool=BlockCounter if counts else BlockPool, make_decodes=SteadyDecodes)
+        pool = BlockPool if config.prefix_caching else BlockCounter
+        super().__init__(config, make_pool=pool, make_decodes=SteadyDecodes)
         self._decodes = cast(SteadyDecodes, self.running.decodes)
+        self._has_tier = config.has_tier
 
     @property
     def num_decoding(self) -> int:
@@ -167,7 +168,11 @@ class FleetScheduler(Scheduler):
             return 0
         if len(self.queues) and num_decodes < max_num_batched_tokens and self._may_admit():
             return 0
-        return decodes.steady_steps(running.pool.num_free - self.admission.pass_at + NEVER)
+        num_free = running.pool.num_free - self.admission.pass_at + NEVER
+        if self._has_tier:
+            # What goes to the tier is copied by the step that evicts it.
+            num_free = min(num_free, running.pool.num_empty)
+        return decodes.steady_steps(num_free)
 
     def _may_admit(self) -> bool:
         """Tell whether a steady step might have a slot and blocks for a request that waits."""

@@ -1,0 +1,170 @@
+"""Requests that wait until blocks of their prompts have come from the disk to host memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from inflight_engine.cache.block_pool import BlockIds
+from inflight_engine.cache.offload import Offload
+from inflight_engine.disk.thread import DiskThread, Read
+from inflight_engine.request import Request
+
+PIECE = 8
+"""Blocks of one read. What has come when a request is late is used."""
+
+_LEAST_PATIENCE = 0.1
+_UNKNOWN_PATIENCE = 2.0
+"""Seconds that a request waits, at least, and where nobody knows how long it would compute."""
+
+_OLD_SECONDS = 60.0
+"""Age from which the measured speed of the disk counts as unknown."""
+
+
+class Fetches(Protocol):
+    """The scheduler, for what comes from the disk."""
+
+    def fetch(self, number: int, hashes: Sequence[bytes]) -> tuple[list[int], BlockIds]:
+        """See `Offload.fetch`."""
+
+    def fetched(self, number: int, count: int) -> None:
+        """See `Offload.fetched`."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A request, the reads that it waits for, and the clock at which it waits no longer."""
+
+    request: Request
+    numbers: set[int]
+    until: float
+
+
+class DiskLoads:
+    """Reads what new requests find on the disk, where that takes less time than computing it, and holds them until it
+    is in host memory, or for the time that computing it would take.
+
+    Args:
+        offload: the tier in host memory.
+        device_has: returns how many hashes, from the first on, the device has.
+        set_checksums: called with places and the checksums of what they have now.
+        wake: called from any thread when a request is ready.
+    """
+
+    def __init__(
+        self,
+        thread: DiskThread,
+        offload: Offload,
+        fetches: Fetches,
+        *,
+        device_has: Callable[[Sequence[bytes]], int],
+        set_checksums: Callable[[Sequence[int], Sequence[int]], None],
+        block_size: int,
+        wake: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.thread = thread
+        self._offload = offload
+        self._fetches = fetches
+        self._device_has = device_has
+        self._set_checksums = set_checksums
+        self._block_size = block_size
+        self._wake = wake
+        self._clock = clock
+        self._waiting: dict[int, _Waiting] = {}
+        self._unsent: list[Read] = []
+        self._reads: dict[int, Read] = {}
+        self._number_of: dict[bytes, int] = {}
+        """The read that brings a block."""
+        self._next = 0
+        offload.stored, offload.damaged = thread.store, thread.drop
+
+    @property
+    def ready(self) -> bool:
+        """There is something to `take`, or to `send`."""
+        if self._unsent or self.thread.ready:
+            return True
+        return bool(self._waiting) and min(each.until for each in self._waiting.values()) <= self._clock()
+
+    def put(self, request: Request) -> bool:
+        """Take a request whose blocks are hashed, if it should wait; False: it finds nothing on the disk, or is faster
+        without it."""
+        size = self._block_size
+        hashes = request.block_hashes[: (request.num_tokens - 1) // size]
+        num_cached = self._device_has(hashes)
+        numbers: set[int] = set()
+        known: list[bytes] = []
+        missing: list[bytes] = []
+        for block_hash in hashes[num_cached:]:
+            if self._offload.has(block_hash):
+                known.append(block_hash)
+            elif block_hash in self._number_of:
+                numbers.add(self._number_of[block_hash])
+            elif self.thread.has(block_hash):
+                missing.append(block_hash)
+            else:
+                break
+        num_loads = len(missing) + sum(len(self._reads[number].hashes) for number in numbers)
+        num_before = (num_cached + len(known)) * size
+        if not num_loads or not self._offload.pays(num_loads * size, num_before, self._seconds(len(missing))):
+            return False
+        for first in range(0, len(missing), PIECE):
+            piece = missing[first : first + PIECE]
+            # What is in host memory counts as used: it must not make room.
+            indices, places = self._fetches.fetch(self._next, known + piece if first == 0 else piece)
+            found = known + piece if first == 0 else piece
+            read = Read(self._next, [found[index] for index in indices], places.tolist())
+            self._next += 1
+            if not read.places:  # host memory waits for as much as it may
+                self._fetches.fetched(read.number, 0)
+                break
+            self._reads[read.number] = read
+            self._unsent.append(read)
+            self._number_of |= dict.fromkeys(read.hashes, read.number)
+            numbers.add(read.number)
+        if not numbers:
+            return False
+        computing = self._offload.seconds_to_compute(num_loads * size, num_before)
+        patience = _UNKNOWN_PATIENCE if computing is None else max(_LEAST_PATIENCE, computing)
+        self._waiting[request.request_id] = _Waiting(request, numbers, self._clock() + patience)
+        timer = threading.Timer(patience, self._wake)
+        timer.daemon = True
+        timer.start()
+        return True
+
+    def send(self) -> None:
+        """Begin the reads. Call it when no step is in flight that was launched before their `put`: it may copy to or
+        from the same places."""
+        for read in self._unsent:
+            self.thread.load(read)
+        self._unsent.clear()
+
+    def take(self) -> list[Request]:
+        """Take in what has come; returns the requests that need to wait no longer."""
+        for done in self.thread.take():
+            read, count = self._reads.pop(done.number), len(done.checksums)
+            for block_hash in read.hashes:
+                del self._number_of[block_hash]
+            self._set_checksums(read.places[:count], done.checksums)
+            self._fetches.fetched(done.number, count)
+            for each in self._waiting.values():
+                each.numbers.discard(done.number)
+        now = self._clock()
+        ready = [each.request for each in self._waiting.values() if not each.numbers or each.until <= now]
+        for request in ready:
+            del self._waiting[request.request_id]
+        return ready
+
+    def cancel(self, request_id: int) -> bool:
+        """Forget a request; False: there is none of that id. What it waits for comes all the same."""
+        return self._waiting.pop(request_id, None) is not None
+
+    def _seconds(self, num_blocks: int) -> float:
+        """Predict how long it takes until so many more blocks are read."""
+        thread = self.thread
+        if self._clock() - thread.read_at > _OLD_SECONDS:
+            return 0.0
+        return (thread.num_reads + num_blocks) * thread.seconds_per_block

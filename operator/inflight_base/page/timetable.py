@@ -1,0 +1,52 @@
+"""Moments of many items with one timer of the event loop: a timer takes tens of microseconds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+GRAIN_SECONDS = 0.01
+"""Seconds by which an item may come early, so that one timer serves several."""
+
+
+class Timetable(Generic[T]):
+    """Calls `due` with each item at its moment, or up to `GRAIN_SECONDS` before."""
+
+    def __init__(self, due: Callable[[T], None]) -> None:
+        self._due = due
+        self._entries: list[tuple[float, int, T]] = []
+        """A heap of moments in seconds of the loop's clock, the numbers of their additions, and the items."""
+        self._added = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, delay: float, item: T) -> None:
+        """Adds an item that is due in `delay` seconds."""
+        loop = asyncio.get_running_loop()
+        at = loop.time() + delay
+        self._added += 1
+        heappush(self._entries, (at, self._added, item))
+        if self._timer is not None and at < self._timer.when():
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = loop.call_at(at, self._run)
+
+    def clear(self) -> None:
+        """Removes all items."""
+        self._entries.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _run(self) -> None:
+        loop, due = asyncio.get_running_loop(), []
+        until = loop.time() + GRAIN_SECONDS
+        while self._entries and self._entries[0][0] <= until:
+            due.append(heappop(self._entries)[2])
+        self._timer = loop.call_at(self._entries[0][0], self._run) if self._entries else None
+        for item in due:
+            self._due(item)

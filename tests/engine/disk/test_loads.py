@@ -1,0 +1,213 @@
+"""Requests that wait for blocks of the disk: which do, how long, and what the scheduler finds then."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from inflight_engine.cache.loading import LoadRates
+from inflight_engine.disk.loads import PIECE, DiskLoads
+from inflight_engine.disk.thread import Done
+from inflight_engine.request import FinishReason, Request, SamplingParams
+from inflight_engine.scheduling.running import hash_blocks
+from inflight_engine.scheduling.scheduler import Scheduler
+from tests.engine.scheduling.driver import SMALL
+
+SIZE = 4
+CONFIG = replace(SMALL, num_blocks=64, max_model_len=200, num_host_blocks=40, preemption="swap")
+
+
+class Thread:
+    """Stand-in for the thread of the disk. `disk`: hashes that it has. `sent`: reads."""
+
+    def __init__(self):
+        self.disk = set()
+        self.sent = []
+        self.results = []
+        self.seconds_per_block = self.read_at = 0.0
+        self.num_reads = 0
+
+    @property
+    def ready(self):
+        return bool(self.results)
+
+    def has(self, block_hash):
+        return block_hash in self.disk
+
+    def store(self, places, hashes):
+        pass
+
+    def drop(self, hashes):
+        self.disk.difference_update(hashes)
+
+    def load(self, read):
+        self.sent.append(read)
+
+    def take(self):
+        taken, self.results = self.results, []
+        return taken
+
+    def answer(self, count=None):
+        """All that was sent comes, or so many blocks of each read."""
+        self.results += [Done(each.number, [7] * len(each.hashes[:count])) for each in self.sent]
+        self.sent = []
+
+
+class Waiting:
+    """A scheduler with loads before it."""
+
+    def __init__(self, **fields):
+        self.scheduler = Scheduler(replace(CONFIG, **fields))
+        self.thread = Thread()
+        self.now = 1000.0
+        self.checksums = {}
+        self.woken = 0
+        self.loads = DiskLoads(
+            self.thread,
+            self.scheduler.offload,
+            self.scheduler.offload,
+            device_has=lambda hashes: len(self.scheduler.running.pool.match(hashes)),
+            set_checksums=lambda places, sums: self.checksums.update(zip(places, sums, strict=True)),
+            block_size=SIZE,
+            wake=lambda: None,
+            clock=lambda: self.now,
+        )
+
+    def request(self, request_id, num_tokens=41, first=0):
+        tokens = np.arange(first, first + num_tokens, dtype=np.int32)
+        request = Request(request_id, tokens, SamplingParams(max_tokens=4), arrival_time=0.0)
+        hash_blocks(request, num_tokens, SIZE)
+        return request
+
+    def start(self, request):
+        """How many of its blocks are loaded from host memory."""
+        self.scheduler.add(request)
+        plan = self.scheduler.schedule(self.now)
+        (start,) = plan.starts
+        assert all(self.checksums[place] == 7 for place in start.host_block_ids)
+        return len(start.host_block_ids)
+
+
+@pytest.fixture
+def waiting():
+    return Waiting()
+
+
+def test_a_request_waits_until_its_blocks_are_in_host_memory_and_loads_them(waiting):
+    request = waiting.request(0)
+    waiting.thread.disk.update(request.block_hashes)
+    assert waiting.loads.put(request)
+    assert waiting.thread.sent == [], "a step in flight may copy to these places"
+    assert waiting.loads.ready
+    waiting.loads.send()
+    assert [len(each.hashes) for each in waiting.thread.sent] == [PIECE, 10 - PIECE]
+    assert not waiting.loads.ready
+    waiting.thread.answer()
+    assert waiting.loads.ready
+    assert waiting.loads.take() == [request]
+    assert waiting.start(request) == 10
+
+
+def test_of_blocks_that_could_not_be_read_the_leading_ones_are_loaded(waiting):
+    request = waiting.request(0)
+    waiting.thread.disk.update(request.block_hashes)
+    waiting.loads.put(request)
+    waiting.loads.send()
+    waiting.thread.answer(3)
+    assert waiting.loads.take() == [request]
+    assert waiting.start(request) == 3
+
+
+def test_a_request_whose_blocks_are_late_starts_without_them_and_they_come_for_others(waiting):
+    waiting.scheduler.offload.rates = LoadRates(prefill=20.0, copy=1e6)
+    request, other = waiting.request(0), waiting.request(1)
+    waiting.thread.disk.update(request.block_hashes)
+    waiting.loads.put(request)
+    waiting.loads.send()
+    waiting.now += 1.9
+    assert not waiting.loads.ready
+    waiting.now += 0.2  # 40 tokens are computed in 2 s
+    assert waiting.loads.ready
+    assert waiting.loads.take() == [request]
+    assert waiting.start(request) == 0
+    waiting.scheduler.cancel(0, FinishReason.ABORT)
+    waiting.scheduler.running.pool.unregister(range(64))
+    waiting.thread.answer()
+    assert waiting.loads.take() == []
+    assert not waiting.loads.put(other), "all is in host memory"
+    assert waiting.scheduler.offload._tier.match(other.block_hashes) == 10
+
+
+def test_requests_with_one_beginning_wait_for_one_read_of_it(waiting):
+    first, second = waiting.request(0), waiting.request(1, num_tokens=61)
+    waiting.thread.disk.update(second.block_hashes)
+    assert waiting.loads.put(first)
+    assert waiting.loads.put(second)
+    waiting.loads.send()
+    assert sum(len(each.hashes) for each in waiting.thread.sent) == 15
+    waiting.thread.answer()
+    assert waiting.loads.take() == [first, second]
+
+
+def test_what_comes_holds_half_of_host_memory_at_most(waiting):
+    request = waiting.request(0, num_tokens=150)
+    waiting.thread.disk.update(request.block_hashes)
+    waiting.loads.put(request)
+    waiting.loads.send()
+    assert sum(len(each.hashes) for each in waiting.thread.sent) == 20
+    waiting.thread.answer()
+    assert waiting.loads.take() == [request]
+    assert waiting.start(request) == 20
+
+
+def test_a_request_that_is_cancelled_while_it_waits_never_comes(waiting):
+    request = waiting.request(0)
+    waiting.thread.disk.update(request.block_hashes)
+    waiting.loads.put(request)
+    waiting.loads.send()
+    assert waiting.loads.cancel(0)
+    assert not waiting.loads.cancel(0)
+    waiting.thread.answer()
+    assert waiting.loads.take() == []
+    assert waiting.scheduler.offload._tier._pool.usage == 0
+
+
+def test_nobody_waits_for_what_is_not_there(waiting):
+    request = waiting.request(0)
+    waiting.thread.disk.update(request.block_hashes[1:])
+    assert not waiting.loads.put(request)
+
+
+@pytest.mark.parametrize(
+    ("seconds_per_block", "num_reads", "age", "waits"),
+    [(0.0, 0, 0.0, True), (0.01, 0, 0.0, True), (0.3, 0, 0.0, False), (0.01, 300, 0.0, False), (0.3, 0, 100.0, True)],
+)
+def test_a_request_waits_where_the_measured_disk_is_faster_than_computing(seconds_per_block, num_reads, age, waits):
+    """10 blocks of 4 tokens, which are computed in 2 s. What was measured long ago is measured again."""
+    waiting = Waiting(preemption="auto")
+    waiting.scheduler.offload.rates = LoadRates(prefill=20.0, copy=1e6)
+    thread = waiting.thread
+    thread.seconds_per_block, thread.num_reads, thread.read_at = seconds_per_block, num_reads, waiting.now - age
+    request = waiting.request(0)
+    thread.disk.update(request.block_hashes)
+    assert waiting.loads.put(request) is waits
+
+
+def test_while_rates_are_unknown_nobody_waits():
+    waiting = Waiting(preemption="auto")
+    request = waiting.request(0)
+    waiting.thread.disk.update(request.block_hashes)
+    assert not waiting.loads.put(request)
+
+
+def test_a_block_that_is_damaged_in_host_memory_is_dropped_from_the_disk_too(waiting):
+    request = waiting.request(0)
+    waiting.thread.disk.update(request.block_hashes)
+    waiting.loads.put(request)
+    waiting.loads.send()
+    waiting.thread.answer()
+    waiting.loads.take()
+    waiting.scheduler.add(request)
+    plan = waiting.scheduler.schedule(waiting.now)
+    waiting.scheduler.fail_loads(plan, [plan.starts[0].slot])
+    assert not waiting.thread.disk

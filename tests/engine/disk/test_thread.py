@@ -1,0 +1,178 @@
+"""The thread of the disk: what it writes is what a step has copied, and a disk that fails costs nothing else."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from inflight_engine.block_events import DISK, BlocksRemoved, BlocksStored
+from inflight_engine.disk.store import DiskStore
+from inflight_engine.disk.thread import MOST_WRITES, DiskThread, Done, Read
+
+BLOCK = 64
+NAMES = [b"name %011d" % number for number in range(9)]
+
+
+class Memory:
+    """Host memory: stand-in for that of the runner. `contents`: by place."""
+
+    def __init__(self):
+        self.rows = np.zeros((9, BLOCK), np.uint8)
+        self.contents = {}
+        self.before_checksums = None
+
+    def put(self, place, name):
+        self.rows[place] = NAMES.index(name) + 1
+        self.contents[place] = name
+
+    def row(self, place):
+        return self.rows[place].data
+
+    def checksums(self, places):
+        if self.before_checksums is not None:
+            self.before_checksums()
+        return [int(self.rows[place].sum()) for place in places]
+
+
+@pytest.fixture
+def memory():
+    return Memory()
+
+
+@pytest.fixture
+def open_thread(tmp_path, memory):
+    threads = []
+
+    def opened(slots=4, events=False, **fields):
+        woken = threading.Semaphore(0)
+        thread = DiskThread(
+            lambda: DiskStore(tmp_path, slots * 8192, BLOCK, b"k" * 32),
+            memory,
+            content=memory.contents.get,
+            wake=woken.release,
+            events=events,
+            **fields,
+        )
+        thread.woken = woken
+        thread.start()
+        threads.append(thread)
+        until(lambda: thread._store is not None)
+        return thread
+
+    yield opened
+    for thread in threads:
+        thread.close()
+
+
+def until(condition):
+    done = threading.Event()
+    for _ in range(2000):
+        if condition():
+            return
+        done.wait(0.005)
+    raise AssertionError("it never is so")
+
+
+def written(thread, place, name):
+    thread.store([place], [name])
+    until(lambda: not thread._writes and thread.num_stored + thread.num_dropped)
+
+
+def test_what_is_written_is_read_to_another_place(open_thread, memory):
+    thread = open_thread()
+    memory.put(0, NAMES[3])
+    written(thread, 0, NAMES[3])
+    until(lambda: thread.has(NAMES[3]))
+    thread.load(Read(5, [NAMES[3], NAMES[4]], [7, 8]))
+    assert thread.woken.acquire(timeout=10)
+    assert thread.take() == [Done(5, [4 * BLOCK])], "the second is not there"
+    assert memory.rows[7].tolist() == [4] * BLOCK
+    assert (thread.num_loaded, thread.num_failed) == (1, 0)
+
+
+def test_a_place_that_has_other_content_by_now_is_not_written(open_thread, memory):
+    """A plan ahead gives it to other content before its bytes come."""
+    thread = open_thread()
+    memory.put(0, NAMES[0])
+    memory.contents[0] = NAMES[1]
+    thread.store([0], [NAMES[0]])
+    memory.put(2, NAMES[2])
+    written(thread, 2, NAMES[2])
+    until(lambda: thread.num_stored == 1)
+    assert [name for name in NAMES if thread.has(name)] == [NAMES[2]]
+
+
+def test_a_place_that_gets_other_content_while_it_is_written_is_not_found(open_thread, memory, monkeypatch):
+    thread = open_thread(events=True)
+    write = DiskStore.write
+
+    def changing(store, block_hash, block, checksum):
+        memory.put(0, NAMES[1])
+        return write(store, block_hash, block, checksum)
+
+    monkeypatch.setattr(DiskStore, "write", changing)
+    memory.put(0, NAMES[0])
+    thread.store([0], [NAMES[0]])
+    memory.put(2, NAMES[2])
+    thread.store([2], [NAMES[2]])
+    until(lambda: thread.num_stored == 1)
+    assert not thread.has(NAMES[0])
+
+
+def test_blocks_beyond_the_bound_of_the_queue_are_dropped_and_counted(open_thread, memory):
+    thread = open_thread()
+    holds, reached = threading.Event(), threading.Event()
+
+    def wait():
+        reached.set()
+        holds.wait()
+
+    memory.before_checksums = wait
+    memory.put(0, NAMES[0])
+    thread.store([0], [NAMES[0]])
+    assert reached.wait(10)
+    thread.store([0] * (MOST_WRITES + 3), [NAMES[0]] * (MOST_WRITES + 3))
+    assert thread.num_dropped == 3
+    holds.set()
+    until(lambda: not thread._writes)
+
+
+def test_events_tell_what_is_on_the_disk_after_a_restart_too(open_thread, memory):
+    thread = open_thread(slots=2, events=True)
+    for place, name in enumerate(NAMES[:3]):
+        memory.put(place, name)
+        thread.store([place], [name])
+    until(lambda: thread.num_stored == 3)
+    stored = [BlocksStored(name, b"", b"", b"", DISK) for name in NAMES[:3]]
+    until(lambda: len(thread._events) == 4)
+    assert thread.take_events() == [*stored[:2], BlocksRemoved(NAMES[0], DISK), stored[2]]
+    thread.close()
+    again = open_thread(slots=2, events=True)
+    assert again.take_events() == [BlocksStored(NAMES[1] + NAMES[2], b"", b"", b"", DISK)]
+
+
+def test_after_a_write_that_fails_none_is_tried_for_a_while(open_thread, memory, monkeypatch):
+    now = [100.0]
+    thread = open_thread(clock=lambda: now[0])
+    with monkeypatch.context() as patched:
+        patched.setattr(DiskStore, "write", fails)
+        memory.put(0, NAMES[0])
+        thread.store([0], [NAMES[0]])
+        until(lambda: thread.num_dropped == 1)
+    thread.store([0], [NAMES[0]])
+    until(lambda: thread.num_dropped == 2)
+    now[0] += 60
+    thread.store([0], [NAMES[0]])
+    until(lambda: thread.num_stored == 1)
+
+
+def fails(*_):
+    raise OSError(28, "No space left on device")
+
+
+def test_a_store_that_cannot_be_opened_is_no_store(memory):
+    thread = DiskThread(fails, memory, content=memory.contents.get, wake=lambda: None)
+    thread.start()
+    thread._thread.join(10)
+    thread.store([0], [NAMES[0]])
+    assert (thread.has(NAMES[0]), thread.usage(), thread.num_dropped) == (False, 0, 0)
