@@ -134,11 +134,23 @@ def test_what_waits_comes_on_top_and_what_is_ordered_is_not_asked_for_again():
 @given(st.floats(0, 200), st.integers(0, 3000))
 def test_what_waits_is_demand_over_the_time_of_recovery_and_no_replica_each(rate, waiting):
     queue = {"waiting": waiting, "waiting_tokens": waiting * WORKLOAD.prompt, "ready": 1}
-    replicas, reason, _ = decided(view([rate] * 60, **queue))
+    replicas, reason, _ = decided(view([rate] * 60, **queue), growth=0.0, untried=0.0)
     beside = waiting / AutopilotPolicy().recovery
-    assert replicas == decided(view([rate + beside] * 60, ready=1))[0]
+    assert replicas == decided(view([rate + beside] * 60, ready=1), growth=0.0, untried=0.0)[0]
     printed = f", {beside / EACH:.1f} for {waiting} waiting request"
     assert (printed in sentence(reason)) == (beside / EACH >= 0.05)
+
+
+@given(st.floats(0, 200), st.integers(0, 30_000))
+def test_what_arrives_may_grow_and_what_waits_does_not(rate, waiting):
+    """In a new service, whose demand may double, a queue would count twice."""
+    queue = {"waiting": waiting, "waiting_tokens": waiting * WORKLOAD.prompt, "ready": 1}
+    alone, bare, both = (
+        decided(view([each] * 60, **queue), growth=growth, untried=untried)[0]
+        for each, growth, untried in ((0.0, 0.3, 1.0), (rate, 0.0, 0.0), (rate, 0.3, 1.0))
+    )
+    assert alone == decided(view([0.0] * 60, **queue), growth=0.0, untried=0.0)[0]
+    assert bare <= both <= decided(view([2.3 * rate] * 60, **queue), growth=0.0, untried=0.0)[0]
 
 
 def test_demand_that_rises_is_expected_to_rise_on_and_demand_that_falls_to_stay():

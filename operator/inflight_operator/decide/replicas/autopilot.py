@@ -227,12 +227,12 @@ def decide_replicas(
     waiting = _waiting(view)
     # Requests a second, beside those that arrive, while what waits is worked off.
     beside = waiting / policy.recovery
-    demand = sized = expected + beside
-    need = queues.replicas(demand)
+    sized = expected
+    need = queues.replicas(sized, beside)
     if need < view.credited:
         # A replica goes once demand is lower by more than chance.
-        risen = demand + policy.hold * math.sqrt(rate / policy.level)
-        kept = min(view.credited, queues.replicas(risen))
+        risen = expected + policy.hold * math.sqrt(rate / policy.level)
+        kept = min(view.credited, queues.replicas(risen, beside))
         if kept > need:
             need, sized = kept, risen
     memory = memory.with_need(view, sizing.need, queues.replicas(expected, growing=False), ahead, policy)
@@ -263,8 +263,8 @@ def decide_replicas(
     if beside:
         numbers |= {"waiting": view.waiting or math.ceil(waiting), "backlog": beside / each}
     if need > 1:
-        grown = (1 + queues.growth(need - 1)) * sized
-        numbers |= {"late": queues.late(need - 1, grown), "growth": grown / demand - 1}
+        grown = (1 + queues.growth(need - 1)) * sized + beside
+        numbers |= {"late": queues.late(need - 1, grown), "growth": grown / (expected + beside) - 1}
     if replicas > view.ready:
         numbers["ready"] = max(view.starting, default=0.0) if replicas <= view.credited else view.start_up
     return replicas, Reason("Demand", numbers, held), memory, sizing
@@ -378,18 +378,20 @@ class _Queues(NamedTuple):
     young: float
     untried: float
 
-    def replicas(self, rate: float, *, growing: bool = True) -> int:
-        """Returns the fewest replicas that carry `rate` requests per second and begin them in time, but for a share.
+    def replicas(self, rate: float, beside: float = 0.0, *, growing: bool = True) -> int:
+        """Returns the fewest replicas that carry the requests per second and begin them in time, but for a share.
 
         Args:
+            rate: of those that arrive.
+            beside: of those that wait, which do not grow.
             growing: with room for `growth`.
         """
-        policy, least = self.policy, max(1, math.ceil(rate / self.capacity.rate))
+        policy, least = self.policy, max(1, math.ceil((rate + beside) / self.capacity.rate))
         spread = policy.alone - policy.late
 
         def suffice(replicas: int) -> bool:
-            grown = rate * (1 + self.growth(replicas)) if growing else rate
-            return replicas >= least and self.late(replicas, grown) <= policy.late + spread / replicas
+            grown = (1 + self.growth(replicas)) * rate if growing else rate
+            return replicas >= least and self.late(replicas, grown + beside) <= policy.late + spread / replicas
 
         return smallest(suffice, least, _MOST_REPLICAS) or _MOST_REPLICAS
 
