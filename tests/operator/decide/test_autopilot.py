@@ -207,6 +207,58 @@ def test_a_service_whose_demand_never_jumped_keeps_nothing():
     assert replicas == decided(view([20.0] * 60, ready_for=3600.0))[0]
 
 
+@pytest.mark.parametrize("rate", [12.0, 20.0, 90.0, 200.0])
+def test_an_old_service_has_room_for_30_percent_more_but_at_most_for_what_one_replica_gets(rate):
+    replicas, reason, _ = decided(view([rate] * 60, ready=1, ready_for=86_400.0))
+    assert reason.numbers["growth"] == pytest.approx(min(0.3, 1 / (replicas - 1)))
+
+
+@pytest.mark.parametrize(
+    ("age", "start_up", "more"),
+    [
+        (60.0, 60.0, 0.475),
+        (300.0, 60.0, 0.125),
+        (1200.0, 60.0, 0.0),
+        (86_400.0, 60.0, 0.0),
+        (60.0, 10.0, 0.1357),
+        (300.0, 300.0, 0.375),
+        (300.0, 3000.0, 0.375),
+    ],
+)
+def test_a_younger_fleet_has_room_for_more_growth_the_longer_replicas_take_to_start(age, start_up, more):
+    young = view([90.0] * min(60, int(age / 3) + 1), ready=1, ready_for=age, start_up=start_up)
+    seen = replace(young, ready_for=0.0)  # all pods are new, the service is not
+    for replicas, reason, _ in (decided(young), decided(seen, DemandMemory(since=seen.time - age))):
+        room = min(0.3, 1 / (replicas - 1))
+        assert reason.numbers["growth"] == pytest.approx(room + more, abs=1e-4)
+
+
+@pytest.mark.parametrize(("deviations", "rises"), [(2.8, False), (3.2, True)])
+def test_a_slope_counts_from_three_standard_deviations_of_one_by_chance(deviations, rises):
+    slope = deviations * math.sqrt(12 * 20 / 177**3)
+    seen = view([20 + slope * (3 * step - 147) for step in range(60)])
+    assert (decided(seen)[1].numbers["rate"] > 1.05 * seen.rate(60.0)) == rises
+
+
+@pytest.mark.parametrize(
+    ("jump", "peak", "kept"),
+    [
+        (1.29, 6.0, 5),  # what 60 requests/s need
+        (1.31, 6.0, 6),
+        (1.59, 6.0, 6),
+        (1.61, 6.0, 7),  # a fifth more than the peak
+        (4.0, 10.0, 12),
+        (4.0, 20.0, 17),  # what the next such jump would need
+    ],
+)
+def test_after_a_jump_the_peak_stays_ready_or_a_little_more_and_no_more_than_the_next_jump_needs(jump, peak, kept):
+    past = struct.pack("<3dI", 995.0, 4.0, peak, 10**6)
+    memory = DemandMemory(since=0.0, jump=jump, past=past)
+    assert decided(view([60.0] * 60, ready_for=86_400.0), memory)[0] == kept
+    if kept == 17:
+        assert kept == decided(view([4 * 60.0] * 60, ready_for=86_400.0), growth=0.0)[0]
+
+
 @pytest.mark.parametrize("rate", [30.0, 60.0, 200.0])
 def test_a_new_fleet_has_room_for_growth_that_was_not_seen_to_be_absent_and_an_old_one_has_not(rate):
     def ordered(age, start_up=60.0):
