@@ -199,7 +199,7 @@ def _receive_in_thread() -> Future[EngineConfig]:
 
                 read_early(config.model)
             received.set_result(config)
-        except Exception as error:
+        except BaseException as error:  # whatever it is, the main thread waits for it
             received.set_exception(error)
 
     threading.Thread(target=receive, name="receive", daemon=True).start()
