@@ -199,7 +199,7 @@ def _receive_in_thread() -> Future[EngineConfig]:
 
                 read_early(config.model)
             received.set_result(config)
-        except BaseException as error:  # whatever it is, the main thread waits for it
+        except BaseException as error:
             received.set_exception(error)
 
     threading.Thread(target=receive, name="receive", daemon=True).start()
@@ -211,7 +211,11 @@ def main() -> int:
     let_threads_sleep()
     let_segments_grow()
     logs.hold()
-    sock = socket.socket(fileno=int(sys.argv[1]))
+    with socket.socket(fileno=int(sys.argv[1])) as sock:
+        return _run(sock)
+
+
+def _run(sock: socket.socket) -> int:
     channel, started = EngineChannel(sock), threading.Event()
     threading.Thread(target=_leave_if_alone, args=[sock, started], daemon=True).start()
     try:

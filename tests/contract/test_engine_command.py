@@ -1,6 +1,7 @@
 """The command line the operator writes is one the engine's own parser takes: the two meet only there."""
 
 import argparse
+import copy
 from typing import get_args
 
 import pytest
@@ -13,6 +14,7 @@ from inflight_engine.server.settings.flags import add_serve_flags, read_config
 from inflight_operator.api.engine.fields import Engine
 from inflight_operator.api.pods.scheduling import BOUNDS, Scheduling
 from inflight_operator.api.pods.scheduling import ServiceClass as APIServiceClass
+from inflight_operator.api.pods.template import KV_FOLDER
 from inflight_operator.render.engines.inflight import engine_command
 from inflight_operator.render.plan import EngineObservability
 from inflight_settings.scheduling import PreemptionMode, ServiceClass
@@ -41,7 +43,9 @@ def test_the_engine_takes_the_command_of_a_service_of_four_lines():
 
 
 def test_every_field_arrives_in_the_engine_with_its_value():
-    config = parsed(**EVERYTHING)
+    fields = copy.deepcopy(EVERYTHING)
+    del fields["engine"]["kvCache"]["disk"]  # which needs the prefix cache
+    config = parsed(**fields)
     engine = config.engine
     assert (engine.model, engine.revision, engine.device, engine.dtype) == (
         "hf://Qwen/Qwen3-8B",
@@ -67,6 +71,11 @@ def test_every_field_arrives_in_the_engine_with_its_value():
     assert (config.drain_delay, config.drain_timeout) == (5, 30)
     assert config.served_model_name == "qwen"
     assert (config.port, config.admin_port, config.serving_metrics) == (8000, 8001, False)
+
+
+def test_a_disk_behind_the_cache_arrives_with_its_folder():
+    engine = parsed(engine={"kvCache": {"swap": "2Gi", "disk": {"size": "20Gi"}}}).engine
+    assert (engine.swap_space, engine.disk_space, str(engine.disk_path)) == (2**31, 20 * 2**30, KV_FOLDER)
 
 
 def test_a_field_that_is_not_given_has_the_same_default_on_both_sides():

@@ -15,6 +15,7 @@ from inflight_engine.disk.loads import DiskLoads, Fetches
 from inflight_engine.disk.store import DiskStore, derive_key
 from inflight_engine.disk.thread import DiskThread, HostBlocks
 from inflight_engine.models.checkpoints.source import resolve
+from inflight_engine.models.remote.snapshot import digest
 from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_settings.engine import EngineConfig
@@ -79,15 +80,23 @@ def _secret() -> bytes:
 
 
 def _identity(config: EngineConfig, info: RunnerInfo) -> list[str]:
-    """Return what keys and values depend on beside tokens, with a digest of the weights. Reads all of them: seconds."""
+    """Return what keys and values depend on beside tokens, with a digest of the weights. Reads all of them: seconds.
+
+    Raises:
+        ValueError: they are on a server that does not say which version it has.
+    """
     files = resolve(config.model, config.revision)
+    shards = () if files.remote is None else files.remote.shards
+    if any(shard.etag is None for shard in shards):
+        raise ValueError(f"{config.model} has no ETags, so its weights may change without notice")
     paths = [files.gguf] if files.gguf is not None else [each for name in _WEIGHTS for each in files.folder.glob(name)]
-    digest = hashlib.sha256()
+    content = hashlib.sha256()
     for path in sorted(paths):
         with path.open("rb") as file:
-            digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+            content.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
     return [
-        digest.hexdigest(),
+        content.hexdigest(),
+        digest(shards),
         version("inflight"),
         info.device.partition(":")[0],
         info.dtype,

@@ -43,11 +43,18 @@ def opened(tmp_path):
 
 @pytest.fixture
 def held(monkeypatch):
-    """While it is unset, the publisher's thread does not go on after the batch that it encodes."""
-    going = threading.Event()
+    """Two events: the publisher's thread sets the first when it encodes that nothing is cached any more, and waits for
+    the second."""
+    taken, going = threading.Event(), threading.Event()
     encode = wire.cleared
-    monkeypatch.setattr(wire, "cleared", lambda now: going.wait(20) and encode(now))
-    yield going
+
+    def wait(now):
+        taken.set()
+        going.wait(20)
+        return encode(now)
+
+    monkeypatch.setattr(wire, "cleared", wait)
+    yield taken, going
     going.set()
 
 
@@ -99,18 +106,17 @@ def test_batches_that_are_not_kept_any_more_are_a_gap(opened):
 
 def test_batches_that_are_dropped_are_a_gap_and_then_nothing_is_known_that_may_be_lost(opened, held, caplog):
     publisher, consumer = opened(max_queue_size=3)
+    taken, going = held
     publisher.started(4)
+    assert taken.wait(20)
     for _ in range(20):
-        publisher.publish([stored(FIRST)])  # at least the last of them finds three others
+        publisher.publish([stored(FIRST)])
     assert "KV cache events are dropped" in caplog.text
-    num_dropped = publisher._num_dropped
-    held.set()
+    going.set()
     consumer.catch_up()
-    num_sent = consumer.next
     publisher.publish([stored(SECOND)])
     consumer.catch_up()
-    assert num_sent + num_dropped == 21
-    assert consumer.gaps == [*range(num_sent, num_sent + num_dropped)]
+    assert (publisher.num_dropped, consumer.gaps) == (17, [*range(4, 21)])
     assert consumer.events[-2] == {"type": "AllBlocksCleared"}
     assert consumer.hashes == {short(SECOND)}
 

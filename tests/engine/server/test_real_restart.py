@@ -128,7 +128,8 @@ def test_engine_process_that_is_killed_while_blocks_go_to_host_memory_and_back_c
     server, at, outcomes = disrupted_server(own_server, signal.SIGKILL, *small.split())
     check(server, at, outcomes)
     text = httpx.get(server.url + "/metrics").text
-    counts = {name: float(value) for name, value in re.findall(r"^(inflight_tier_\w+)\{.*\} (\S+)$", text, re.M)}
+    found = re.findall(r'^(inflight_tier_\w+)\{.*tier="host".*\} (\S+)$', text, re.M)
+    counts = {name: float(value) for name, value in found}
     assert counts["inflight_tier_hit_blocks_total"] > 0
     assert counts["inflight_tier_failed_blocks_total"] == 0
 

@@ -23,6 +23,7 @@ EVERYTHING = {
             "dtype": "fp8",
             "headroom": 0.1,
             "swap": "2Gi",
+            "disk": {"size": "20Gi"},
             "prefixCaching": False,
         },
         "scheduling": {

@@ -116,6 +116,8 @@ def test_every_field_of_the_engine_reaches_the_command():
         "--no-serving-metrics",
         "--tool-call-parser=qwen3_coder",
         "--reasoning-parser=qwen3",
+        f"--disk-space={20 * 2**30}",
+        "--disk-path=/var/lib/inflight/kv",
         "--service-class=interactive:weight=4,priority=-1,ttft=0.5,tpot=0.05,max_queued=8,shed_after=4,request_timeout=1200",
         "--service-class=batch:weight=0.5",
         "--service-class=rest",

@@ -130,6 +130,7 @@ class FleetScheduler(Scheduler):
         pool = BlockPool if config.prefix_caching else BlockCounter
         super().__init__(config, make_pool=pool, make_decodes=SteadyDecodes)
         self._decodes = cast(SteadyDecodes, self.running.decodes)
+        self._has_tier = config.has_tier
 
     @property
     def num_decoding(self) -> int:
@@ -168,8 +169,10 @@ class FleetScheduler(Scheduler):
         if len(self.queues) and num_decodes < max_num_batched_tokens and self._may_admit():
             return 0
         num_free = running.pool.num_free - self.admission.pass_at + NEVER
-        # What goes to the tier is copied by the step that evicts it.
-        return decodes.steady_steps(min(num_free, running.pool.num_empty) if self.config.has_tier else num_free)
+        if self._has_tier:
+            # What goes to the tier is copied by the step that evicts it.
+            num_free = min(num_free, running.pool.num_empty)
+        return decodes.steady_steps(num_free)
 
     def _may_admit(self) -> bool:
         """Tell whether a steady step might have a slot and blocks for a request that waits."""
