@@ -14,6 +14,7 @@ from inflight_base.manifest.names import (
     ENGINE_PORT,
     HTTP_PORT_NAME,
     METRICS_PORT_NAME,
+    TEMPLATE_HASH_LABEL,
 )
 from inflight_base.manifest.pods import blocking_init_container, condition, engine_container
 from inflight_base.manifest.slices import address_of
@@ -64,6 +65,7 @@ class PodView:
         deletion_cost: `controller.kubernetes.io/pod-deletion-cost`; 0 if unset, as in Kubernetes.
         created: time of creation, seconds since the epoch.
         engine: facts about its engine, which another type of the service does not change.
+        rollout: name of its rollout, the hash of its pod template; empty for a pod that no Deployment made.
     """
 
     name: str
@@ -93,6 +95,7 @@ class PodView:
     engine: EngineType = field(default_factory=EngineType)
     init_container: str = ""
     gates: tuple[str, ...] = ()
+    rollout: str = ""
 
     @property
     def serves(self) -> bool:
@@ -145,6 +148,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         created=_moment(metadata.get("creationTimestamp")) or 0.0,
         engine=engine_type_of_pod(metadata),
         init_container=failed.get("name", ""),
+        rollout=metadata.get("labels", {}).get(TEMPLATE_HASH_LABEL, ""),
         gates=tuple(str(gate.get("name", "")) for gate in spec.get("schedulingGates") or ()),
     )
 

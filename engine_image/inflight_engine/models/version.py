@@ -1,0 +1,89 @@
+"""The version of a model: all pods of one rollout serve the same, or do not serve.
+
+The operator writes down which version the first ready pod of a rollout has, and pods of that rollout find it in a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+from pathlib import Path
+
+from inflight_engine.models.checkpoints.source import ModelFiles, ModelSourceError
+from inflight_engine.models.remote.snapshot import digest
+
+ROLLOUT_VARIABLE = "INFLIGHT_POD_ROLLOUT"
+"""Variable of the environment with the name of this pod's rollout."""
+
+FILE_VARIABLE = "INFLIGHT_MODEL_DIGESTS_FILE"
+"""Variable of the environment with the path of the file: a JSON object of digests by rollout. It may be missing."""
+
+_COMMIT = "commit:"
+_DIGEST = re.compile(r"(commit:[0-9a-f]{40}|sha256:[0-9a-f]{64})\Z")
+_NEEDED = ("*.json", "*.jinja", "*.safetensors", "*.gguf")
+
+log = logging.getLogger(__name__)
+
+
+def digest_of(files: ModelFiles) -> str:
+    """Return the version of a model's files: the commit of one from the hub, else a digest.
+
+    It is that of names, sizes and etags in a store, of names, sizes and times of modification in a folder.
+    """
+    if files.remote is not None:
+        return digest(files.remote.files)
+    if files.folder.parent.name == "snapshots" and _DIGEST.match(_COMMIT + files.folder.name):
+        return _COMMIT + files.folder.name
+    if files.gguf is not None:  # part of the image, whose layers may be made anew
+        facts = [[files.gguf.name, files.gguf.stat().st_size]]
+    else:
+        paths = sorted(path for pattern in _NEEDED for path in files.folder.glob(pattern))
+        stats = [path.stat() for path in paths]
+        # Whole seconds: not all file systems keep more.
+        facts = [[path.name, stat.st_size, int(stat.st_mtime)] for path, stat in zip(paths, stats, strict=True)]
+    return f"sha256:{hashlib.sha256(json.dumps(facts).encode()).hexdigest()}"
+
+
+def may_be_told() -> bool:
+    """Return whether this is a pod of a rollout whose versions are written down."""
+    return bool(os.environ.get(FILE_VARIABLE) and os.environ.get(ROLLOUT_VARIABLE))
+
+
+def agreed_digest() -> str | None:
+    """Return the version that the first pod of this rollout has; None: none is known, or there are no rollouts."""
+    if not may_be_told():
+        return None
+    path = Path(os.environ[FILE_VARIABLE])
+    try:
+        found = json.loads(path.read_bytes()).get(os.environ[ROLLOUT_VARIABLE])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, AttributeError) as error:
+        log.warning("%s cannot be read (%s): the version of the model is not compared", path, error)
+        return None
+    return found if isinstance(found, str) and _DIGEST.match(found) else None
+
+
+def agreed_commit() -> str | None:
+    """Return the commit to take from the hub; None: the one that a branch or tag names now."""
+    found = agreed_digest() or ""
+    return found.removeprefix(_COMMIT) if found.startswith(_COMMIT) else None
+
+
+def check_version(source: str, found: str) -> bool:
+    """Return whether the first pod of this rollout has the same version; False: none has told one yet.
+
+    Raises:
+        ModelSourceError: it has another one.
+    """
+    first = agreed_digest()
+    if first is not None and first != found:
+        raise ModelSourceError(
+            f"model source {source} has changed: it is {found} now, and the first pod of this rollout has {first}; "
+            "pods of one rollout serve one version: put the files back, or ask for a rollout "
+            "(kubectl rollout restart of the Deployment), which takes the new version"
+        )
+    return first is not None
