@@ -143,9 +143,9 @@ def serve(config: ServerConfig, process: EngineProcess) -> int:
 
 def _at_agreed_commit(config: ServerConfig) -> ServerConfig:
     """Return the configuration with the commit that the first pod of this rollout took from the hub."""
-    from inflight_engine.models.version import agreed_commit
+    from inflight_engine.models.version import Rollout
 
-    commit = agreed_commit()
+    commit = Rollout(config.limits_file).commit
     return config if commit is None else replace(config, engine=replace(config.engine, revision=commit))
 
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import re
+import socket
 from pathlib import Path
 
 from inflight_engine.models.checkpoints.source import ModelFiles, ModelSourceError
 from inflight_engine.models.remote.snapshot import digest
 
-ROLLOUT_VARIABLE = "INFLIGHT_POD_ROLLOUT"
-"""Variable of the environment with the name of this pod's rollout."""
+_FILE = "digests.json"
+"""The file: a JSON object of digests by rollout, beside that of `--limits-file`. It may be missing."""
 
-FILE_VARIABLE = "INFLIGHT_MODEL_DIGESTS_FILE"
-"""Variable of the environment with the path of the file: a JSON object of digests by rollout. It may be missing."""
+_RANDOM = 5
+"""Letters at the end of a pod's name; those before them are its ReplicaSet's name, one for each rollout."""
 
 _COMMIT = "commit:"
 _DIGEST = re.compile(r"(commit:[0-9a-f]{40}|sha256:[0-9a-f]{64})\Z")
@@ -47,43 +47,48 @@ def digest_of(files: ModelFiles) -> str:
     return f"sha256:{hashlib.sha256(json.dumps(facts).encode()).hexdigest()}"
 
 
-def may_be_told() -> bool:
-    """Return whether this is a pod of a rollout whose versions are written down."""
-    return bool(os.environ.get(FILE_VARIABLE) and os.environ.get(ROLLOUT_VARIABLE))
+class Rollout:
+    """What is known about the rollout of this pod.
 
-
-def agreed_digest() -> str | None:
-    """Return the version that the first pod of this rollout has; None: none is known, or there are no rollouts."""
-    if not may_be_told():
-        return None
-    path = Path(os.environ[FILE_VARIABLE])
-    try:
-        found = json.loads(path.read_bytes()).get(os.environ[ROLLOUT_VARIABLE])
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, AttributeError) as error:
-        log.warning("%s cannot be read (%s): the version of the model is not compared", path, error)
-        return None
-    return found if isinstance(found, str) and _DIGEST.match(found) else None
-
-
-def agreed_commit() -> str | None:
-    """Return the commit to take from the hub; None: the one that a branch or tag names now."""
-    found = agreed_digest() or ""
-    return found.removeprefix(_COMMIT) if found.startswith(_COMMIT) else None
-
-
-def check_version(source: str, found: str) -> bool:
-    """Return whether the first pod of this rollout has the same version; False: none has told one yet.
-
-    Raises:
-        ModelSourceError: it has another one.
+    Args:
+        limits_file: path of `--limits-file`; None: this is no pod, or nobody tells it.
     """
-    first = agreed_digest()
-    if first is not None and first != found:
-        raise ModelSourceError(
-            f"model source {source} has changed: it is {found} now, and the first pod of this rollout has {first}; "
-            "pods of one rollout serve one version: put the files back, or ask for a rollout "
-            "(kubectl rollout restart of the Deployment), which takes the new version"
-        )
-    return first is not None
+
+    def __init__(self, limits_file: Path | None) -> None:
+        self._file = None if limits_file is None else limits_file.with_name(_FILE)
+        self._name = socket.gethostname()[:-_RANDOM].rstrip("-")
+
+    @property
+    def digest(self) -> str | None:
+        """The version that the first ready pod has; None: none has told one yet."""
+        if self._file is None:
+            return None
+        try:
+            found = json.loads(self._file.read_bytes()).get(self._name)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, AttributeError) as error:
+            log.warning("%s cannot be read (%s): the version of the model is not compared", self._file, error)
+            return None
+        return found if isinstance(found, str) and _DIGEST.match(found) else None
+
+    @property
+    def commit(self) -> str | None:
+        """The commit to take from the hub; None: the one that a branch or tag names now."""
+        found = self.digest or ""
+        return found.removeprefix(_COMMIT) if found.startswith(_COMMIT) else None
+
+    def agrees(self, source: str, found: str) -> bool:
+        """Return whether the first pod has the same version; False: none has told one yet.
+
+        Raises:
+            ModelSourceError: it has another one.
+        """
+        first = self.digest
+        if first is not None and first != found:
+            raise ModelSourceError(
+                f"model source {source} has changed: it is {found} now, and the first pod of this rollout has {first}; "
+                "pods of one rollout serve one version: put the files back, or ask for a rollout "
+                "(kubectl rollout restart of the Deployment), which takes the new version"
+            )
+        return first is not None

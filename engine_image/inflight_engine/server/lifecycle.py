@@ -15,7 +15,7 @@ from inflight_contract.errors import ApiError
 from inflight_contract.limits import initial_limits
 from inflight_engine.messages import EngineReady
 from inflight_engine.models.checkpoints.source import ModelSourceError
-from inflight_engine.models.version import check_version, digest_of, may_be_told
+from inflight_engine.models.version import Rollout, digest_of
 from inflight_engine.server.engine.phase import Phase
 from inflight_engine.server.engine.process import EngineProcess, describe_exit
 from inflight_engine.server.engine.session import MOST_RESTARTS, WINDOW_SECONDS
@@ -96,7 +96,8 @@ class Lifecycle:
             source = service.config.engine.model
             if digest != ready.runner.digest:
                 raise ValueError(f"model source {source} changed while it was loaded: start the server again")
-            agreed = check_version(source, digest)
+            rollout = Rollout(service.config.limits_file)
+            agreed = rollout.agrees(source, digest)
             await service.open(tokenizer, initial_limits(service.config.limits_file, ready.capacity))
         except (ValueError, OSError) as error:
             service.session.fail(str(error))
@@ -107,8 +108,8 @@ class Lifecycle:
             self._supervisor.start_seconds = time.monotonic() - self._supervisor.process.started
             gc.freeze()  # Imported objects stay; scanning them for garbage would delay all streams.
             self._log_facts(ready, self._supervisor.start_seconds)
-            if not agreed and may_be_told():
-                self._agreeing = asyncio.create_task(self._agree(digest))
+            if not agreed and service.config.limits_file is not None:
+                self._agreeing = asyncio.create_task(self._agree(rollout, digest))
             config = service.config
             if config.engine.policy == "fair" and not service.tenants.known:
                 log.warning(
@@ -116,7 +117,7 @@ class Lifecycle:
                     "tenant"
                 )
 
-    async def _agree(self, digest: str) -> None:
+    async def _agree(self, rollout: Rollout, digest: str) -> None:
         """Wait until it is known which pod of this rollout was the first; if that has another version, drain: started
         again, this pod finds it in the file."""
         source = self._service.config.engine.model
@@ -124,7 +125,7 @@ class Lifecycle:
             agreed = False
             while not agreed:
                 await asyncio.sleep(AGREE_SECONDS)
-                agreed = check_version(source, digest)
+                agreed = rollout.agrees(source, digest)
         except ModelSourceError as error:
             self._why = str(error)
             log.error("%s", error)

@@ -49,9 +49,6 @@ ENGINE_ANNOTATION = "inflight.dev/engine"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """Label of pods that Kueue admits: the LocalQueue of their namespace."""
 
-TEMPLATE_HASH_LABEL = "pod-template-hash"
-"""Label of pods with the hash of their template, which the controller of Deployments sets: equal in one rollout."""
-
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
 ENGINE_CONTAINER = "engine"

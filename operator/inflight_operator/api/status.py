@@ -202,7 +202,7 @@ class EngineStatus(StatusModel):
 class RolloutDigest(StatusModel):
     """Version of the model of one rollout."""
 
-    rollout: str = Field(max_length=63, description="Label pod-template-hash of its pods.")
+    rollout: str = Field(max_length=63, description="Name of its ReplicaSet.")
     digest: str = Field(max_length=81, description="Version of the model that its first ready pod found.")
 
 

@@ -26,7 +26,6 @@ from inflight_base.manifest.names import (
     SLICE_MANAGER,
     SLICE_MANAGER_LABEL,
     SLICE_OF_LABEL,
-    TEMPLATE_HASH_LABEL,
     child_names,
     class_of,
 )
@@ -35,6 +34,8 @@ from inflight_base.manifest.slices import endpoints
 from inflight_operator.observe.pods import PodView, pod_view
 
 POD, ENDPOINTS = "Pod", "EndpointSlice"
+
+TEMPLATE_HASH_LABEL = "pod-template-hash"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from inflight_base.manifest.names import (
     ENGINE_PORT,
     HTTP_PORT_NAME,
     METRICS_PORT_NAME,
-    TEMPLATE_HASH_LABEL,
 )
 from inflight_base.manifest.pods import blocking_init_container, condition, engine_container
 from inflight_base.manifest.slices import address_of
@@ -65,7 +64,6 @@ class PodView:
         deletion_cost: `controller.kubernetes.io/pod-deletion-cost`; 0 if unset, as in Kubernetes.
         created: time of creation, seconds since the epoch.
         engine: facts about its engine, which another type of the service does not change.
-        rollout: name of its rollout, the hash of its pod template; empty for a pod that no Deployment made.
     """
 
     name: str
@@ -95,12 +93,17 @@ class PodView:
     engine: EngineType = field(default_factory=EngineType)
     init_container: str = ""
     gates: tuple[str, ...] = ()
-    rollout: str = ""
 
     @property
     def serves(self) -> bool:
         """True if the pod is ready and not terminating."""
         return self.ready and not self.deleting and bool(self.ip)
+
+    @property
+    def rollout(self) -> str:
+        """Name of its ReplicaSet, one for each rollout, as its engine knows it: its own name without the five letters
+        at the end. Kubernetes cuts the name of a pod with a long one."""
+        return self.name[:-5].rstrip("-")
 
     def url(self, port: int) -> str:
         """Returns `http://IP:PORT`, with brackets around an IPv6 address."""
@@ -148,7 +151,6 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         created=_moment(metadata.get("creationTimestamp")) or 0.0,
         engine=engine_type_of_pod(metadata),
         init_container=failed.get("name", ""),
-        rollout=metadata.get("labels", {}).get(TEMPLATE_HASH_LABEL, ""),
         gates=tuple(str(gate.get("name", "")) for gate in spec.get("schedulingGates") or ()),
     )
 

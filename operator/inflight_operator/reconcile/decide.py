@@ -132,7 +132,7 @@ def _digests(snapshot: Snapshot, memory: Memory) -> tuple[tuple[str, str], ...]:
     known = dict(memory.digests)
     for pod in sorted(snapshot.pods, key=lambda pod: (pod.ready_since or math.inf, pod.name)):
         sample = snapshot.fresh.get(pod.uid)
-        if sample is not None and sample.digest and pod.rollout:
+        if sample is not None and sample.digest:
             known.setdefault(pod.rollout, sample.digest)
     created = [pod.rollout for pod in sorted(snapshot.pods, key=lambda pod: pod.created) if pod.rollout in known]
     newest = created[-1:] or list(known)[-1:]

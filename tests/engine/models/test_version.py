@@ -7,7 +7,7 @@ import time
 import pytest
 
 from inflight_engine.models.checkpoints.source import ModelFiles, ModelSourceError
-from inflight_engine.models.version import agreed_commit, check_version, digest_of
+from inflight_engine.models.version import Rollout, digest_of
 from tests.engine.models.remote.store_server import store_server
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -25,11 +25,15 @@ def folder(tmp_path):
 
 @pytest.fixture
 def pinned(monkeypatch, tmp_path):
-    """Writes the file of the rollout `abc`'s pods."""
+    """Writes what the pods of the rollout `chat-abc` are told."""
     path = tmp_path / "digests.json"
-    monkeypatch.setenv("INFLIGHT_MODEL_DIGESTS_FILE", str(path))
-    monkeypatch.setenv("INFLIGHT_POD_ROLLOUT", "abc")
-    return lambda **digests: path.write_text(json.dumps(digests))
+    monkeypatch.setattr("socket.gethostname", lambda: "chat-abc-x7k2p")
+    return lambda digests: path.write_text(json.dumps(digests))
+
+
+@pytest.fixture
+def rollout(pinned, tmp_path):
+    return Rollout(tmp_path / "limits.json")
 
 
 def test_a_file_that_is_replaced_changes_the_digest_of_a_folder(folder):
@@ -69,35 +73,45 @@ def test_any_file_of_a_stored_model_changes_its_digest(monkeypatch, tmp_path):
     assert found[3] == found[0]
 
 
-def test_the_first_pod_of_a_rollout_is_free_and_later_ones_must_find_the_same(pinned):
-    assert check_version("s3://b/m", FIRST) is False
-    pinned(old=SECOND)
-    assert check_version("s3://b/m", FIRST) is False
-    pinned(old=SECOND, abc=FIRST)
-    assert check_version("s3://b/m", FIRST) is True
+def test_the_first_pod_of_a_rollout_is_free_and_later_ones_must_find_the_same(pinned, rollout):
+    assert rollout.agrees("s3://b/m", FIRST) is False
+    pinned({"chat-old": SECOND})
+    assert rollout.agrees("s3://b/m", FIRST) is False
+    pinned({"chat-old": SECOND, "chat-abc": FIRST})
+    assert rollout.agrees("s3://b/m", FIRST) is True
     with pytest.raises(ModelSourceError, match=f"s3://b/m has changed: it is {SECOND} now.* has {FIRST}.*rollout rest"):
-        check_version("s3://b/m", SECOND)
+        rollout.agrees("s3://b/m", SECOND)
 
 
-def test_without_a_rollout_nothing_is_compared(monkeypatch, pinned):
-    pinned(abc=FIRST)
-    monkeypatch.delenv("INFLIGHT_POD_ROLLOUT")
-    assert check_version("s3://b/m", SECOND) is False
+def test_a_name_that_kubernetes_has_cut_is_that_of_one_rollout(pinned, monkeypatch, tmp_path):
+    from inflight_operator.observe.pods import pod_view
+
+    base = f"{'a' * 50}-7d9fbc6d55-"[:58]
+    monkeypatch.setattr("socket.gethostname", lambda: f"{base}abcde")
+    pinned({pod_view({"metadata": {"name": f"{base}fghij"}}).rollout: FIRST})
+    assert Rollout(tmp_path / "limits.json").digest == FIRST
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"abc": 1}', '{"abc": "latest"}', '{"abc": "sha256:12"}', "\udcff"])
-def test_a_damaged_file_keeps_no_pod_from_starting(pinned, tmp_path, content):
+def test_without_a_file_nothing_is_compared(pinned):
+    pinned({"chat-abc": FIRST})
+    assert Rollout(None).agrees("s3://b/m", SECOND) is False
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"chat-abc": 1}', '{"chat-abc": "latest"}', '{"chat-abc": "sha256:12"}', "\udcff"]
+)
+def test_a_damaged_file_keeps_no_pod_from_starting(rollout, tmp_path, content):
     (tmp_path / "digests.json").write_bytes(content.encode(errors="surrogateescape"))
-    assert check_version("s3://b/m", FIRST) is False
+    assert rollout.agrees("s3://b/m", FIRST) is False
 
 
-def test_later_pods_take_the_commit_that_the_first_took(pinned):
+def test_later_pods_take_the_commit_that_the_first_took(pinned, rollout, tmp_path):
     from inflight_engine.cli import _at_agreed_commit
     from tests.engine.server.fake_engine import server_config
 
-    config = server_config()
+    config = server_config(limits_file=tmp_path / "limits.json")
     assert _at_agreed_commit(config) == config
-    pinned(abc=FIRST)
-    assert agreed_commit() is None
-    pinned(abc=f"commit:{COMMIT}")
+    pinned({"chat-abc": FIRST})
+    assert rollout.commit is None
+    pinned({"chat-abc": f"commit:{COMMIT}"})
     assert _at_agreed_commit(config).engine.revision == COMMIT

@@ -29,15 +29,14 @@ class FakeProcess:
 
 @pytest.fixture
 def told(monkeypatch, tmp_path):
-    """Writes the file that the operator gives to the pods of the rollout `abc`."""
+    """Writes the file that the operator gives to the pods of the rollout `chat-abc`."""
     path = tmp_path / "digests.json"
-    monkeypatch.setenv("INFLIGHT_MODEL_DIGESTS_FILE", str(path))
-    monkeypatch.setenv("INFLIGHT_POD_ROLLOUT", "abc")
-    return lambda digest: path.write_text(json.dumps({"abc": digest}))
+    monkeypatch.setattr("socket.gethostname", lambda: "chat-abc-x7k2p")
+    return lambda digest: path.write_text(json.dumps({"chat-abc": digest}))
 
 
 @pytest.fixture
-def start(make_fake, monkeypatch):
+def start(make_fake, monkeypatch, tmp_path):
     """Starts a server whose processes find these versions of the model."""
 
     async def begin(digest, of_engine=None):
@@ -45,7 +44,7 @@ def start(make_fake, monkeypatch):
             return ByteTokenizer(), digest
 
         monkeypatch.setattr(lifecycle, "_in_daemon_thread", loaded)
-        fake = await make_fake(load=False)
+        fake = await make_fake(load=False, limits_file=tmp_path / "limits.json")
         running = asyncio.create_task(lifecycle.Lifecycle(fake.service, FakeProcess(), OpenResponses()).run())
         fake.engine.send(ready(of_engine or digest))
         return fake, running

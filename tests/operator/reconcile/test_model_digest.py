@@ -3,28 +3,26 @@
 import copy
 import json
 
-from inflight_base.kube.changes import Changes
-from inflight_base.manifest.keys import ObjectKey
-from tests.operator.fakes import KEY
+from tests.operator.fakes import KEY, delete
 
 FIRST, SECOND = "sha256:" + "1" * 64, "sha256:" + "2" * 64
 
 
 def pod(world, number, digest, rollout="abc", **more):
     """Makes a ready pod of a rollout, whose model has this version."""
-    engine = world.pod(number, **more)
-    engine.digest = digest
-    body = copy.deepcopy(world.listed[f"chat-{number}"])
-    body["metadata"]["labels"]["pod-template-hash"] = rollout
-    body["metadata"]["ownerReferences"][0]["name"] = f"chat-{rollout}"
-    body["metadata"]["creationTimestamp"] = f"2026-11-20T10:{number:02}:00Z"
+    world.pod(number, **more).digest = digest
+    made = world.listed.pop(f"chat-{number}")
+    delete(world.cache, "Pod", made)
+    body = copy.deepcopy(made)
+    name = f"chat-{rollout}-pod{number:02}"
+    body["metadata"] |= {"name": name, "uid": name, "creationTimestamp": f"2026-11-20T10:{number:02}:00Z"}
     world.cache.put("Pod", body)
+    world.listed[name] = body
 
 
 def remove(world, number):
-    name = f"chat-{number}"
-    world.cache.take("Pod", None, Changes({ObjectKey(KEY.namespace, name): None}, "9"))
-    del world.listed[name]
+    name = next(name for name in world.listed if name.endswith(f"{number:02}"))
+    delete(world.cache, "Pod", world.listed.pop(name))
 
 
 def told(world):
@@ -45,12 +43,12 @@ async def test_the_first_ready_pod_decides_and_others_change_nothing(world):
     world.service()
     pod(world, 1, FIRST)
     await world.round()
-    assert told(world) == {"abc": FIRST}
-    assert world.status["model"] == {"digest": FIRST, "rollouts": [{"rollout": "abc", "digest": FIRST}]}
+    assert told(world) == {"chat-abc": FIRST}
+    assert world.status["model"] == {"digest": FIRST, "rollouts": [{"rollout": "chat-abc", "digest": FIRST}]}
     pod(world, 2, SECOND)
     await world.round()
     await world.round()
-    assert told(world) == {"abc": FIRST}
+    assert told(world) == {"chat-abc": FIRST}
 
 
 async def test_of_pods_that_are_first_together_one_decides(world):
@@ -60,7 +58,7 @@ async def test_of_pods_that_are_first_together_one_decides(world):
     pod(world, 1, FIRST, status=since)
     pod(world, 2, SECOND, status=earlier)
     await world.round()
-    assert told(world) == {"abc": SECOND}
+    assert told(world) == {"chat-abc": SECOND}
 
 
 async def test_the_version_rolls_no_pod(world):
@@ -70,7 +68,7 @@ async def test_the_version_rolls_no_pod(world):
     template = world.cache.child(KEY, "Deployment", "chat")["spec"]["template"]
     pod(world, 2, FIRST)
     await world.round()
-    assert told(world) == {"abc": FIRST}
+    assert told(world) == {"chat-abc": FIRST}
     assert world.cache.child(KEY, "Deployment", "chat")["spec"]["template"] == template
 
 
@@ -81,7 +79,7 @@ async def test_a_new_operator_process_keeps_the_version(world):
     world.restart()
     world.engines["10.0.0.1"].silent = True
     await world.round()
-    assert told(world) == {"abc": FIRST}
+    assert told(world) == {"chat-abc": FIRST}
 
 
 async def test_a_rollout_takes_the_version_of_its_own_first_pod(world):
@@ -90,11 +88,11 @@ async def test_a_rollout_takes_the_version_of_its_own_first_pod(world):
     await world.round()
     pod(world, 2, SECOND, rollout="def")
     await world.round()
-    assert told(world) == {"abc": FIRST, "def": SECOND}
+    assert told(world) == {"chat-abc": FIRST, "chat-def": SECOND}
     assert world.status["model"]["digest"] == SECOND
     remove(world, 1)
     await world.round()
-    assert told(world) == {"def": SECOND}
+    assert told(world) == {"chat-def": SECOND}
 
 
 async def test_a_service_without_pods_keeps_the_newest_version(world):
@@ -105,7 +103,7 @@ async def test_a_service_without_pods_keeps_the_newest_version(world):
     remove(world, 1)
     remove(world, 2)
     await world.round()
-    assert told(world) == {"def": SECOND}
+    assert told(world) == {"chat-def": SECOND}
 
 
 async def test_pods_of_an_earlier_template_that_come_back_make_its_version_the_newest(world):
@@ -118,4 +116,4 @@ async def test_pods_of_an_earlier_template_that_come_back_make_its_version_the_n
     for number in (1, 2, 3):
         remove(world, number)
     await world.round()
-    assert told(world) == {"abc": FIRST}
+    assert told(world) == {"chat-abc": FIRST}

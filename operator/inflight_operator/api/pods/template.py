@@ -39,7 +39,7 @@ Quantity = Annotated[str | int, AfterValidator(readable_quantity), Field(json_sc
 KV_FOLDER = "/var/lib/inflight/kv"
 """Folder of the disk behind the KV cache."""
 
-OWN_ENV = ("INFLIGHT_ADMIN_TOKEN", "INFLIGHT_ADMIN_TOKEN_FILE", "INFLIGHT_POD_UID", "INFLIGHT_POD_ROLLOUT")
+OWN_ENV = ("INFLIGHT_ADMIN_TOKEN", "INFLIGHT_ADMIN_TOKEN_FILE", "INFLIGHT_POD_UID")
 OWN_PREFIX = "inflight-"
 OWN_MOUNTS = ("/tmp", "/dev/shm", "/models", "/etc/inflight", "/opt/inflight/vllm", KV_FOLDER)
 

@@ -12,7 +12,6 @@ from inflight_base.manifest.names import (
     GRPC_PORT,
     GRPC_PORT_NAME,
     HTTP_PORT_NAME,
-    TEMPLATE_HASH_LABEL,
 )
 from inflight_base.manifest.units import parse_quantity
 from inflight_operator.api.pods.template import KV_FOLDER
@@ -23,7 +22,6 @@ from inflight_operator.render.engine_flags import constant_flags, engine_flags, 
 from inflight_operator.render.engines.container import (
     ADMIN_ENVIRONMENT,
     KILL_GRACE_SECONDS,
-    LIMITS_FOLDER,
     LIMITS_PATH,
     PROPAGATION_SECONDS,
     EngineContainer,
@@ -33,20 +31,11 @@ from inflight_operator.render.engines.container import (
     startup_probe,
 )
 from inflight_operator.render.engines.kv_events import kv_events_flags, kv_events_ports
-from inflight_operator.render.limits import DIGESTS_FILE
 from inflight_operator.render.observability import observability_flags, observability_of, trace_environment
 from inflight_operator.render.plan import EngineObservability, Settings
 from inflight_operator.render.service import behind_gateway
 
 _CA_FOLDER = "/etc/inflight/model-ca"
-
-_VERSION_ENVIRONMENT: dict[str, Manifest] = {
-    # Pods of a rollout serve the version of the model that its first ready pod found.
-    "INFLIGHT_MODEL_DIGESTS_FILE": {"value": f"{LIMITS_FOLDER}/{DIGESTS_FILE}"},
-    "INFLIGHT_POD_ROLLOUT": {
-        "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": f"metadata.labels['{TEMPLATE_HASH_LABEL}']"}}
-    },
-}
 
 KV_MARGIN = 64 << 20
 """Bytes of the volume behind the KV cache beside its blocks."""
@@ -63,7 +52,6 @@ def inflight_container(service: InferenceService, settings: Settings) -> EngineC
         ports={HTTP_PORT_NAME: ENGINE_PORT, ADMIN_PORT_NAME: ADMIN_PORT, **grpc, **kv_events_ports(service)},
         environment={
             **ADMIN_ENVIRONMENT,
-            **_VERSION_ENVIRONMENT,
             **hub_environment(service),
             **_store_environment(service),
             **trace_environment(service, observability),
