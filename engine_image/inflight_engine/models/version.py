@@ -48,7 +48,7 @@ def digest_of(files: ModelFiles) -> str:
 
 
 class Rollout:
-    """What is known about the rollout of this pod.
+    """The rollout of this pod, as far as it is known.
 
     Args:
         limits_file: path of `--limits-file`; None: this is no pod, or nobody tells it.
