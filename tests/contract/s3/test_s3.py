@@ -15,8 +15,8 @@ from obstore.store import S3Store
 
 from inflight_engine.models.checkpoints.source import ModelSourceError, resolve
 from inflight_engine.models.remote.snapshot import FOLDER_VARIABLE, take_snapshot
-from tests.contract.s3.model import write_model
 from tests.engine.server.real_server import RealServer
+from tools.bench.delivery.checkpoint import TINY, write_checkpoint
 from tools.measure.served import free_port, process, wait_ready
 
 pytestmark = pytest.mark.contract
@@ -100,7 +100,9 @@ def s3(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
+    path = tmp_path_factory.mktemp("model")
+    write_checkpoint(path, TINY)
+    return path
 
 
 @pytest.fixture
@@ -162,7 +164,9 @@ def test_an_account_that_may_read_another_bucket_only_is_refused(account):
 
 def test_a_bucket_that_is_not_there_is_named(account):
     account.check_accounts(on=False)
-    with pytest.raises(ModelSourceError, match=r"s3://nonesuch/tiny: the store cannot find its files \(404\): check bucket"):
+    with pytest.raises(
+        ModelSourceError, match=r"s3://nonesuch/tiny: the store cannot find its files \(404\): check bucket"
+    ):
         resolve("s3://nonesuch/tiny")
 
 
