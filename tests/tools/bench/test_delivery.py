@@ -38,7 +38,7 @@ def test_the_store_serves_ranges_of_a_checkpoint_that_the_engine_reads(served):
 def test_a_folder_without_a_model_is_refused(served):
     folder, url, _ = served
     (folder / "config.json").unlink()
-    with pytest.raises(ModelSourceError, match="has no config.json"):
+    with pytest.raises(ModelSourceError, match=r"has no config\.json"):
         resolve(url)
 
 

@@ -3,7 +3,7 @@
     python -m tools.bench.delivery [--rate GBITS ...]
 
 weights: seconds in which they were read, as the engine says. share: of the link, in that time. above: the most memory
-that the engine process had, without the weights and without what one with a model of 6 MB has. disk: bytes that the
+that the engine process had, without the weights and without what one with a model of 13 MB has. disk: bytes that the
 server's processes wrote.
 """
 

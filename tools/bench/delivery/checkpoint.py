@@ -22,14 +22,14 @@ class Size:
 
 
 TINY = Size(64, 2)
-"""6 MB."""
+"""13 MB."""
 
-LARGE = Size(2048, 18)
+LARGE = Size(2048, 15)
 """2 GB."""
 
 
 def write_checkpoint(folder: Path, size: Size) -> int:
-    """Writes the checkpoint in two shards: embedding and norm, then all layers. Returns the bytes of weights."""
+    """Writes the checkpoint in two shards: embedding, norm and head, then all layers. Returns the bytes of weights."""
     tokenizer = load_tokenizer(resolve("builtin://smollm2"))
     tokenizer.save(folder / "tokenizer.json")
     config = {
@@ -44,7 +44,7 @@ def write_checkpoint(folder: Path, size: Size) -> int:
         "num_key_value_heads": 4,
         "max_position_embeddings": 512,
         "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": False,
         "hidden_act": "silu",
     }
     (folder / "config.json").write_text(json.dumps(config))
@@ -56,6 +56,7 @@ def write_checkpoint(folder: Path, size: Size) -> int:
     outside = {
         "model.embed_tokens.weight": random(tokenizer.vocab_size, size.hidden),
         "model.norm.weight": random(size.hidden),
+        "lm_head.weight": random(tokenizer.vocab_size, size.hidden),
     }
     inside = {
         f"model.layers.{layer}.{name}.weight": random(*shape)
