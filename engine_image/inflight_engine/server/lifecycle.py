@@ -210,8 +210,8 @@ async def _in_daemon_thread(config: ServerConfig) -> Tokenizer:
 
 
 def _load_tokenizer(config: ServerConfig) -> Tokenizer:
-    from inflight_engine.models.checkpoints.source import resolve
+    from inflight_engine.models.checkpoints.source import resolve_configured
     from inflight_engine.models.tokens.tokenizer import load_tokenizer
 
-    files = resolve(config.engine.model, config.engine.revision)
+    files = resolve_configured(config.engine)
     return load_tokenizer(files, config.generation_config, config.chat_template)
