@@ -64,10 +64,16 @@ REPLACED = {
     **dict.fromkeys(("--headless", "--master-addr", "--master-port", "--nnodes", "--node-rank"), _NODES),
     **dict.fromkeys(("--enable-log-deltas", "--enable-log-outputs", "--max-log-len"), _NOT_LOGGED),
     **dict.fromkeys(
-        ("--config-format", "--load-format", "--quantization-config", "--tokenizer", "--tokenizer-mode"), _OF_FILES
+        (
+            *("--config-format", "--load-format", "--pooler-config"),
+            "--quantization-config",
+            "--tokenizer",
+            "--tokenizer-mode",
+        ),
+        _OF_FILES,
     ),
     **dict.fromkeys(("--api-server-count", "--data-parallel-size", "--data-parallel-size-local"), _REPLICAS),
-    **dict.fromkeys(("--convert", "--pooler-config", "--runner"), "always so: one engine generates and embeds"),
+    **dict.fromkeys(("--convert", "--runner"), "always so: one engine generates and embeds"),
     **dict.fromkeys(
         (
             *("--allowed-local-media-path", "--allowed-media-domains", "--interleave-mm-strings"),
