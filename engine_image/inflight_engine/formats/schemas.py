@@ -173,8 +173,12 @@ def circle(schema: Mapping[str, Any]) -> list[str]:
 def _held(root: Mapping[str, Any], part: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """The schemas that each value of a part has to follow, with the reference to each; empty: it is in `allOf`."""
     every, target = part.get("allOf"), referred(root, part)
-    held = [("", each) for each in every if isinstance(each, dict)] if isinstance(every, list) else []
-    return [*held, (part["$ref"], target)] if isinstance(target, dict) else held
+    held: list[tuple[str, Mapping[str, Any]]] = []
+    if isinstance(every, list):
+        held += [("", each) for each in every if isinstance(each, dict)]
+    if isinstance(target, dict):
+        held.append((part["$ref"], target))
+    return held
 
 
 def _differ(alternatives: Sequence[object]) -> bool:
