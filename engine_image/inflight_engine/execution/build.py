@@ -37,6 +37,7 @@ from inflight_engine.models.checkpoints.source import ModelFiles, resolve_config
 from inflight_engine.models.checkpoints.transformers_config import TransformersConfig
 from inflight_engine.models.parallel import ALONE, Parallel
 from inflight_engine.models.protocol import Model
+from inflight_engine.models.version import digest_of
 from inflight_engine.runner_info import RunnerInfo
 from inflight_settings.engine import EngineConfig
 
@@ -80,6 +81,7 @@ def build_runner(config: EngineConfig, parallel: Parallel = ALONE, grammars: Gra
         num_host_blocks=host_cache.num_blocks,
         copy_tokens_per_second=host_cache.measure_copy_rate(spec.num_blocks) if host_cache.num_blocks else None,
         load_seconds=time.monotonic() - started,
+        digest=digest_of(target.files),
     )
     return Runner(
         info,
