@@ -16,6 +16,7 @@ class RunnerInfo(msgspec.Struct, frozen=True):
         copy_tokens_per_second: tokens whose keys and values are copied one way between device and host memory in a
             second, measured; None without swap space.
         load_seconds: from the beginning of loading until the first step can run.
+        memory_left: bytes of host memory that can be taken beside the KV cache and `num_host_blocks`.
     """
 
     num_blocks: int
@@ -29,6 +30,7 @@ class RunnerInfo(msgspec.Struct, frozen=True):
     load_seconds: float
     num_host_blocks: int = 0
     copy_tokens_per_second: float | None = None
+    memory_left: int = 0
 
     @property
     def num_cache_tokens(self) -> int:
