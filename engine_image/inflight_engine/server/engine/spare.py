@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from inflight_settings.server import SpareProcess
 
 SPARE_BYTES = 300 << 20
-"""Memory that a spare takes beside the pages that it shares with the engine process: 250 MiB and, with torch for GPUs,
-50 more."""
+"""Memory that a spare takes beside the pages that it shares with the engine process, with a torch that has CUDA."""
 LEFT_BYTES = 512 << 20
 """Memory that must be left beside the spare where `auto` starts one: for the API process and the page cache."""
 SETTLE_SECONDS = 10.0
