@@ -31,7 +31,7 @@ from inflight_engine.grammars.compiled import Grammars
 from inflight_engine.grammars.waiting import CompilingRequests
 from inflight_engine.load_rates import LoadRateMeter
 from inflight_engine.messages import EngineFailed, EngineReady, LongStep, Shutdown, Starting
-from inflight_engine.models.checkpoints.source import is_remote
+from inflight_engine.models.checkpoints.source import is_remote, resolve_configured
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.scheduler import Scheduler
@@ -117,10 +117,9 @@ def load(
 
 
 def _vocabulary(config: EngineConfig, vocab_size: int) -> LLTokenizer:
-    from inflight_engine.models.checkpoints.source import resolve
     from inflight_engine.models.tokens.tokenizer import load_tokenizer  # imports the tokenizers library
 
-    tokenizer = load_tokenizer(resolve(config.model, config.revision))
+    tokenizer = load_tokenizer(resolve_configured(config))
     num_tokens = max(vocab_size, tokenizer.vocab_size)
     eos_token_ids = [each for each in tokenizer.eos_token_ids if 0 <= each < num_tokens]  # some models' files name -1
     return LLTokenizer(tokenizer.serialized(), num_tokens, eos_token=eos_token_ids or None)
@@ -220,7 +219,9 @@ def _receive_in_thread() -> Future[EngineConfig]:
             if config.tensor_parallel_size == 1 and is_remote(config.model):
                 from inflight_engine.models.remote.reading import read_early
 
-                read_early(config.model)
+                snapshot = resolve_configured(config).remote
+                assert snapshot is not None
+                read_early(snapshot)
             received.set_result(config)
         except BaseException as error:
             received.set_exception(error)

@@ -33,10 +33,11 @@ from inflight_engine.execution.step_shapes import graph_shapes
 from inflight_engine.execution.token_feed import TokenFeed
 from inflight_engine.grammars.compiled import Grammars
 from inflight_engine.models.checkpoints.kv_scales import load_kv_scales
-from inflight_engine.models.checkpoints.source import ModelFiles, resolve
+from inflight_engine.models.checkpoints.source import ModelFiles, resolve_configured
 from inflight_engine.models.checkpoints.transformers_config import TransformersConfig
 from inflight_engine.models.parallel import ALONE, Parallel
 from inflight_engine.models.protocol import Model
+from inflight_engine.models.version import digest_of
 from inflight_engine.runner_info import RunnerInfo
 from inflight_settings.engine import EngineConfig
 
@@ -83,6 +84,7 @@ def build_runner(config: EngineConfig, parallel: Parallel = ALONE, grammars: Gra
         load_seconds=time.monotonic() - started,
         memory_left=parallel.size
         * max(0, available - host_cache.num_blocks * spec.block_size * _kv_bytes_per_token(spec)),
+        digest=digest_of(target.files),
     )
     return Runner(
         info,
@@ -121,7 +123,7 @@ def choose_target(config: EngineConfig) -> Target:
     Raises:
         ValueError: as `build_runner`.
     """
-    files = resolve(config.model, config.revision)
+    files = resolve_configured(config)
     model_config = load_config(files)
     max_model_len = _max_model_len(config, model_config)
     device = choose_device(config.device)

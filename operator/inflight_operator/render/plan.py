@@ -28,6 +28,7 @@ class ChildPlan:
         front_pods: the gateway's pods as endpoints of the Service of the service's name; empty: none, or unknown.
         leaving: the gateway sends requests to the engines, although the service is no longer behind it.
         release: rollouts remove old pods first, although the strategy is SurgeFirst.
+        digests: version of the model that pods of a rollout have to find, by rollout.
     """
 
     replicas: int
@@ -39,6 +40,7 @@ class ChildPlan:
     front_pods: tuple[GatewayAddress, ...] = ()
     leaving: bool = False
     release: bool = False
+    digests: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,6 +201,9 @@ class EngineSession:
             self.calls.fail(self.not_ready())
 
     def _loaded(self, ready: EngineReady) -> None:
+        if self.ready is not None and ready.runner.digest != self.ready.runner.digest:
+            self.fail("the model's files have changed since this server first read them: start it again")
+            return
         self.ready = ready
         self.progress = Progress(time.monotonic())
         self.link.open = True

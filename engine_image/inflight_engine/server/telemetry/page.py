@@ -140,6 +140,13 @@ def _engine_state(page: Families, demand: Demand, now: Gauges) -> None:
             ("block_size", "num_gpu_blocks"),
             [((str(runner.block_size), str(runner.num_blocks)), 1)],
         )
+        if runner.digest:
+            page.gauges(
+                "inflight_model_info",
+                "Version of the model: the commit of one from the hub, else a digest of its files.",
+                ("digest",),
+                [((runner.digest,), 1)],
+            )
         page.gauge(*shared.KV_CACHE_TOKENS, runner.num_cache_tokens)
         block_bytes = runner.kv_bytes_per_token * runner.block_size
         host = (runner.copy_tokens_per_second or 0.0) * runner.kv_bytes_per_token
