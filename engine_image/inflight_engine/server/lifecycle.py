@@ -19,6 +19,7 @@ from inflight_engine.models.version import Rollout, digest_of
 from inflight_engine.server.engine.phase import Phase
 from inflight_engine.server.engine.process import EngineProcess, describe_exit
 from inflight_engine.server.engine.session import MOST_RESTARTS, WINDOW_SECONDS
+from inflight_engine.server.engine.spare import Spare
 from inflight_engine.server.engine.supervisor import Supervisor
 from inflight_engine.server.http.middleware import OpenResponses
 from inflight_engine.server.service import Service
@@ -50,7 +51,9 @@ class Lifecycle:
 
     def __init__(self, service: Service, process: EngineProcess, responses: OpenResponses) -> None:
         self._service = service
-        self._supervisor = Supervisor(service.session, service.config.engine, process)
+        spare = Spare(service.config.spare_process, service.session)
+        service.metrics.spare_pid = lambda: spare.pid
+        self._supervisor = Supervisor(service.session, service.config.engine, process, spare)
         self._responses = responses
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
@@ -207,6 +210,7 @@ class Lifecycle:
 
     async def _end_engine(self) -> None:
         process = self._supervisor.process
+        self._supervisor.spare.end()
         if self._service.session.link.open and not self._stop_now.is_set():
             self._service.session.shut_down()
             await asyncio.to_thread(process.wait, ENGINE_EXIT_SECONDS)
@@ -239,8 +243,8 @@ async def _in_daemon_thread(config: ServerConfig) -> tuple[Tokenizer, str]:
 
 def _load_tokenizer(config: ServerConfig) -> tuple[Tokenizer, str]:
     """Returns the tokenizer, and the version of the model."""
-    from inflight_engine.models.checkpoints.source import resolve
+    from inflight_engine.models.checkpoints.source import resolve_configured
     from inflight_engine.models.tokens.tokenizer import load_tokenizer
 
-    files = resolve(config.engine.model, config.engine.revision)
+    files = resolve_configured(config.engine)
     return load_tokenizer(files, config.generation_config, config.chat_template), digest_of(files)

@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from inflight_engine.models.checkpoints.source import ModelSourceError
+from inflight_engine.models.remote.cache import ModelCache
+from inflight_engine.models.remote.cached import CachedStore
 from inflight_engine.models.remote.stores import (
     CONNECTIONS,
     INDEX,
@@ -53,13 +55,16 @@ class Snapshot:
         return tuple(file for file in self.files if not is_small(file.name))
 
 
-def take_snapshot(source: str) -> Snapshot:
+def take_snapshot(source: str, cache: ModelCache | None = None) -> Snapshot:
     """Find the model's files, or what another process of this server found.
+
+    Args:
+        cache: weights are read through it.
 
     Raises:
         ModelSourceError: there is no usable model, or the store cannot be read.
     """
-    store = Store(source)
+    store = Store(source) if cache is None else CachedStore(source, cache)
     folder = _shared_folder() / hashlib.sha256(source.encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     listing = folder / ".files"

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 CONNECTIONS = 16
 """Requests to a store at once. Object stores give one connection some 100 MB/s."""
 
+PIECE = 8 << 20
+"""Most bytes of one request: long against its latency, short to read again after a cut."""
+
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
