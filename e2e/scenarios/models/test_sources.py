@@ -56,11 +56,11 @@ def model_store(namespace, engine_image):
             archive.write(ROOT / "tools" / f"{name}.py", f"tools/{name}.py")
     arguments = ["/dev/shm/model", "--host", "0.0.0.0", "--key", KEY, "--write"]
     module = "tools.bench.delivery.store"
-    with script_pod(
-        module, content.getvalue(), arguments, name="store", image=engine_image, namespace=namespace
-    ) as pod:
-        said = next(piece for piece in pod.follow() if piece)
-        assert "listening" in said, said
+    with script_pod(module, content.getvalue(), arguments, name="store", image=engine_image, namespace=namespace):
+        deadline = time.monotonic() + 120
+        while "listening" not in (said := kubectl("-n", namespace, "logs", "store")):
+            assert time.monotonic() < deadline, said
+            time.sleep(0.5)
         kubectl("-n", namespace, "label", "pod", "store", "app=store")
         (found,) = pods(namespace, "app=store")
         yield f"http://{found.address}:9000"
@@ -79,11 +79,15 @@ def streamed(namespace, mounted):
 
 
 def answers(service):
-    """Asks its pod for two tokens, through the API server."""
-    (pod,) = service.pods()
-    path = f"/api/v1/namespaces/{service.namespace}/pods/{pod.name}:8000/proxy/v1/completions"
-    asked = {"prompt": "The capital of France", "max_tokens": 2, "ignore_eos": True}
-    answer = json.loads(kubectl("create", "--raw", path, "-f", "-", input=json.dumps(asked)))
+    """Asks it for two tokens, from the store's pod."""
+    asked = {"model": service.name, "prompt": "The capital of France", "max_tokens": 2, "ignore_eos": True}
+    program = (
+        "import sys, urllib.request as web;"
+        "asked = web.Request(sys.argv[1], sys.argv[2].encode(), {'Content-Type': 'application/json'});"
+        "print(web.urlopen(asked, timeout=60).read().decode())"
+    )
+    command = ("python3", "-c", program, f"{service.url}/v1/completions", json.dumps(asked))
+    answer = json.loads(kubectl("-n", service.namespace, "exec", "store", "--", *command))
     return answer["usage"]["completion_tokens"] == 2
 
 
