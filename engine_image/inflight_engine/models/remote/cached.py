@@ -21,7 +21,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from inflight_engine.models.remote.cache import CacheError, Entry, ModelCache, wait_for
+from inflight_engine.models.remote.cache import CacheError, Entry, ModelCache, NoRoomError, wait_for
 from inflight_engine.models.remote.stores import PIECE, RemoteFile, Store
 
 PAGE = 1 << 20
@@ -51,7 +51,7 @@ class CachedStore(Store):
         self._lock = threading.Lock()
         self._files: dict[RemoteFile, _CachedFile | None] = {}
         self._trouble: set[str] = set()
-        self._writes = True
+        self._usable = self._writes = True
 
     def read(self, file: RemoteFile, start: int, end: int) -> memoryview:
         """Read bytes `start` to `end` of a file, in the version that was found.
@@ -71,17 +71,22 @@ class CachedStore(Store):
         if file.etag is None or file.etag.startswith("W/"):
             self._complain(f"{file.name} is not kept in the model cache: the server gives it no strong ETag")
             return None
+        if not self._usable:
+            return None
         try:
             return _CachedFile(self._cache.hold(self._key(file), _size(file)), file)
         except CacheError as error:
-            self._complain(f"{file.name} is read from the source: {error}")
+            # Each file would wait for the lock of the folder anew.
+            self._usable = isinstance(error, NoRoomError)
+            self._complain(f"{file.name if self._usable else 'all'} is read from the source: {error}")
         except OSError as error:
             self._complain(f"{file.name} is read from the source: the model cache: {error.strerror or error}")
         return None
 
     def _key(self, file: RemoteFile) -> str:
         """Return a name for the content. Another store may give other bytes the same etag, so it is part of it."""
-        parts = (self.source, os.environ.get("INFLIGHT_MODEL_ENDPOINT", ""), file.name, str(file.size), str(file.etag))
+        endpoint, layout = os.environ.get("INFLIGHT_MODEL_ENDPOINT", ""), f"{PIECE}/{PAGE}/{_DIGEST}"
+        parts = (self.source, endpoint, file.name, str(file.size), str(file.etag), layout)
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def _read(self, cached: _CachedFile, start: int, end: int) -> memoryview:
