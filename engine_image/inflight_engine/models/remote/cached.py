@@ -67,11 +67,23 @@ class CachedStore(Store):
             cached = self._files[file]
         return super().read(file, start, end) if cached is None else self._read(cached, start, end)
 
+    def fill(self, file: RemoteFile, start: int) -> int:
+        """Bring the block that begins at `start` into the cache. Returns its bytes.
+
+        Raises:
+            ModelSourceError: as `Store.read`.
+            CacheError: the cache does not keep it.
+        """
+        self.read(file, start, start + 1)
+        if self._trouble:
+            raise CacheError(next(iter(self._trouble)))
+        return min(PIECE, file.size - start)
+
     def _open(self, file: RemoteFile) -> _CachedFile | None:
+        if not self._usable:
+            return None
         if file.etag is None or file.etag.startswith("W/"):
             self._complain(f"{file.name} is not kept in the model cache: the server gives it no strong ETag")
-            return None
-        if not self._usable:
             return None
         try:
             return _CachedFile(self._cache.hold(self._key(file), _size(file)), file)
@@ -119,6 +131,8 @@ class CachedStore(Store):
         with cached.stripes[number % _STRIPES]:
             try:
                 alone = wait_for(lambda: cached.try_lock(number), _LOCK_SECONDS)
+                if not alone:
+                    self._complain(f"blocks of {cached.file.name} are locked by another process for too long")
             except OSError as error:
                 self._complain(f"the model cache has no locks of ranges: {error.strerror or error}")
                 alone = False
