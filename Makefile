@@ -96,7 +96,7 @@ e2e-storm: .venv/tools.stamp ## Fifty sleeping services asked at the same moment
 e2e-vllm: .venv/kernels.stamp cluster ## The same on pods of vLLM: limits, traffic through disruptions, zero replicas; makes an image (4 GB) at first
 	@$(PY) -m pytest -s e2e/vllm $(ARGS)
 
-e2e-release: .venv/kernels.stamp cluster ## The operator's image built, pushed to a registry on this machine, and run from there by digest
+e2e-release: .venv/kernels.stamp ## The operator's image built, pushed to a registry on this machine, and run from there by digest
 	@$(PY) -m pytest -s e2e/release $(ARGS)
 
 kubernetes-versions: .venv/kernels.stamp ## Contract tests on the API servers of several versions of Kubernetes, and a table; an hour at first. ARGS=--help

@@ -34,7 +34,7 @@ def manifest() -> str:
 
 
 def whole(chart: Path, *flags: str) -> str:
-    """What the chart `chart` renders with `flags`, with the namespace, as YAML for one `kubectl apply`."""
+    """The namespace and the objects that `chart` renders with `flags`, as YAML for one `kubectl apply`."""
     namespace = yaml.safe_load((FOLDER / "base" / "namespace.yaml").read_text())
     return _as_yaml([namespace, *rendered("--no-hooks", *flags, chart=chart)])
 

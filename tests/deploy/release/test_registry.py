@@ -51,7 +51,7 @@ def push_image(crane, folder, reference, machine):
 
 @pytest.fixture(scope="module")
 def releases(registry, crane, tmp_path_factory):
-    """What each version published, and the folder of its files."""
+    """The references that each version published, and the folder of its files."""
     made = {}
     for version in VERSIONS:
         folder = tmp_path_factory.mktemp("release")
