@@ -65,6 +65,8 @@ def apiserver(version: str, cache: Layout, progress: Progress) -> tuple[str, Pat
         output(query, f"there is no module of Kubernetes {version} ({{last}})", cwd=Path("/"), env=environment)
     )
     release = module["Version"]
+    if release == goparts.required_version((goparts.APISERVER.folder / "go.mod").read_text(), KUBERNETES):
+        return release, gobuild.ensure_part(goparts.APISERVER, cache, progress) / goparts.APISERVER.name
     folder = cache.go / f"kubernetes-{release}"
     if not (folder / "go.sum").exists():
         write_whole(folder / "go.mod", module_of(release, Path(module["GoMod"]).read_text()))
