@@ -9,20 +9,19 @@ import argparse
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from tools.localcluster import ClusterError, layout
-from tools.localcluster.commands import output
+from tools.localcluster.commands import followed, output
 from tools.localcluster.files import write_whole
 from tools.localcluster.layout import Layout
 from tools.localcluster.node.plane import APISERVER_VARIABLE
 from tools.localcluster.programs import gobuild, goparts, gotoolchain
 from tools.localcluster.programs.goparts import KUBERNETES, Part
 from tools.localcluster.progress import Progress, to_stdout
-from tools.signals import exit_code
+from tools.signals import exit_code, exit_on_signals
 
 DEFAULT_VERSIONS = ("1.37", "1.36", "1.35", "1.34")
 TESTS = ("tests/contract", "tests/chart")
@@ -80,14 +79,16 @@ def apiserver(version: str, cache: Layout, progress: Progress) -> tuple[str, Pat
 
 
 def tested(binary: Path, tests: Sequence[str]) -> tuple[int, str]:
-    """Runs the contract tests on an API server; returns pytest's exit code and its last line."""
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "contract", *tests]
-    environment = os.environ | {APISERVER_VARIABLE: str(binary)}
-    done = subprocess.run(
-        command, cwd=layout.REPOSITORY, env=environment, stdout=subprocess.PIPE, text=True, check=False
-    )
-    print(done.stdout, end="", flush=True)
-    return done.returncode, done.stdout.strip().splitlines()[-1].strip("= ")
+    """Runs the contract tests on an API server and shows what they say; returns pytest's exit code and its last line."""
+    said = [""]
+
+    def read(line: str) -> None:
+        print(line, flush=True)
+        said.append(line)
+
+    command = [sys.executable, "-m", "pytest", "-m", "contract", *tests]
+    code = followed(command, read, set(), cwd=layout.REPOSITORY, env={**os.environ, APISERVER_VARIABLE: str(binary)})
+    return code, said[-1].strip("= ")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -99,6 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument("--tests", nargs="+", default=list(TESTS), help="files or folders (default: %(default)s)")
     options = parser.parse_args(arguments)
+    exit_on_signals()
     return exit_code(lambda: _run(options.versions, options.tests), ClusterError, stopped="stopped")
 
 
