@@ -79,7 +79,7 @@ def apiserver(version: str, cache: Layout, progress: Progress) -> tuple[str, Pat
 
 
 def tested(binary: Path, tests: Sequence[str]) -> tuple[int, str]:
-    """Runs the contract tests on an API server and shows what they say; returns pytest's exit code and its last line."""
+    """Runs the contract tests on an API server, shown as they go; returns pytest's exit code and its last line."""
     said = [""]
 
     def read(line: str) -> None:
@@ -100,7 +100,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument("--tests", nargs="+", default=list(TESTS), help="files or folders (default: %(default)s)")
     options = parser.parse_args(arguments)
-    exit_on_signals()
     return exit_code(lambda: _run(options.versions, options.tests), ClusterError, stopped="stopped")
 
 
@@ -120,4 +119,5 @@ def _run(versions: Sequence[str], tests: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    exit_on_signals()
     sys.exit(main())
