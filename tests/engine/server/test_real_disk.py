@@ -1,7 +1,6 @@
-"""The real server with a tier on a disk: what its engine process, killed, or the whole server left there is found by the
-first turns of old conversations, and they get the tokens of an engine without tiers."""
+"""The real server with a tier on a disk: the first turns of old conversations find what an engine process that was
+killed, or the whole server, left there, and get the tokens of an engine without tiers."""
 
-import asyncio
 import os
 import random
 import re
@@ -14,11 +13,14 @@ import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-SIZES = "--dtype float32 --block-size 4 --num-kv-blocks 96 --max-model-len 256 --max-num-seqs 2".split()
+SIZES = "--dtype float32 --block-size 4 --num-kv-blocks 64 --max-model-len 256 --max-num-seqs 2".split()
 TIERS = "--preemption swap --swap-space 16Mi --disk-space 256Mi".split()
-NUM_CONVERSATIONS, PROMPT, OUTPUT = 12, 96, 6
-KILLED, RESTARTED = range(6), range(6, NUM_CONVERSATIONS)
-"""Conversations that go on after the engine process was killed, and after the server was."""
+NUM_CONVERSATIONS, PROMPT, OUTPUT = 8, 96, 4
+WRITTEN = NUM_CONVERSATIONS * PROMPT // 4 - 64
+"""Blocks that leave the device, at least."""
+KILLED, RESTARTED = (0, 1), (2, 3)
+"""Conversations that go on after the engine process was killed, and after the server was; the device has none of their
+blocks."""
 
 
 def prompts():
@@ -26,27 +28,22 @@ def prompts():
     return [rng.choices(range(100, 40_000), k=PROMPT) for _ in range(NUM_CONVERSATIONS)]
 
 
+def next_turns(texts, answers):
+    rng = random.Random(30)
+    pairs = zip(texts, answers, strict=True)
+    return [[*text, *answer, *rng.choices(range(100, 40_000), k=8)] for text, answer in pairs]
+
+
 def ask(server, *texts):
-    """Answers of texts that come at once, and how many of their tokens were cached."""
-
-    async def ask_all():
-        async with httpx.AsyncClient(base_url=server.url, timeout=300) as http:
-            return await asyncio.gather(*(http.post("/v1/completions", json=body(text)) for text in texts))
-
-    found = [answer.raise_for_status().json() for answer in asyncio.run(ask_all())]
+    """Answers of texts, one after the other, and how many tokens of each were cached."""
+    with httpx.Client(base_url=server.url, timeout=300) as http:
+        found = [http.post("/v1/completions", json=body(text)).raise_for_status().json() for text in texts]
     tokens = [each["choices"][0]["token_ids"] for each in found]
-    cached = [each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in found]
-    return tokens, cached
+    return tokens, [each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in found]
 
 
 def body(text):
-    return {
-        "prompt": text,
-        "max_tokens": OUTPUT,
-        "temperature": 0,
-        "ignore_eos": True,
-        "return_token_ids": True,
-    }
+    return {"prompt": text, "max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
 
 
 def of_disk(server):
@@ -54,7 +51,7 @@ def of_disk(server):
     return {name: float(value) for name, value in re.findall(r'^(inflight_tier_\w+)\{.*"disk".*\} (\S+)$', text, re.M)}
 
 
-def eventually(condition, seconds=60):
+def eventually(condition, seconds=240):
     end = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < end
@@ -67,40 +64,38 @@ def num_opened(server):
     return len(re.findall(r"the disk has [1-9]\d* blocks", server.log.read_text()))
 
 
+def check_first_turns(server, turns):
+    """Ask them; returns their answers. What was said before comes from the disk; on a busy machine not all of it does, as
+    no request waits longer than computing takes."""
+    answers, cached = ask(server, *turns)
+    counts = of_disk(server)
+    print(counts, cached)
+    assert sum(cached) >= PROMPT // 2
+    assert counts["inflight_tier_hit_blocks_total"] >= sum(cached) / 4
+    assert counts["inflight_tier_failed_blocks_total"] == 0
+    return answers
+
+
 def test_old_conversations_come_from_the_disk_after_a_killed_engine_process_and_after_a_restart(own_server, tmp_path):
     flags = [*SIZES, *TIERS, "--disk-path", str(tmp_path / "kv")]
     server = own_server(*flags)
-    first = [ask(server, text)[0][0] for text in prompts()]
-    turns = [
-        [*text, *answer, *random.Random(at).choices(range(100, 40_000), k=8)]
-        for at, (text, answer) in enumerate(zip(prompts(), first, strict=True))
-    ]
-    written = NUM_CONVERSATIONS * PROMPT // 4 - 96
-    eventually(lambda: ask(server, [1, 2, 3]) and of_disk(server)["inflight_tier_blocks"] >= written)
+    first, _ = ask(server, *prompts())
+    turns = next_turns(prompts(), first)
+    eventually(lambda: ask(server, [1, 2, 3]) and of_disk(server)["inflight_tier_blocks"] >= WRITTEN)
 
-    killed = server.engine_pid()
-    os.kill(killed, signal.SIGKILL)
-    eventually(lambda: not Path(f"/proc/{killed}").exists())
-    eventually(lambda: num_opened(server) == 1 and server.status("/ready") == 200, 240)
-    after_kill, cached = ask(server, *(turns[at] for at in KILLED))
-    counts = of_disk(server)
-    print("after the engine process was killed", counts, cached)
-    assert counts["inflight_tier_hit_blocks_total"] > 20
-    assert counts["inflight_tier_failed_blocks_total"] == 0
-    assert sum(cached) > 20 * 4
-    server.process.kill()
-    server.process.wait()
+    os.kill(server.engine_pid(), signal.SIGKILL)
+    eventually(lambda: num_opened(server) == 1 and server.status("/ready") == 200)
+    answers = check_first_turns(server, [turns[at] for at in KILLED])
+    engine = server.engine_pid()
+    server.close()
+    eventually(lambda: not Path(f"/proc/{engine}").exists())
 
     server = own_server(*flags)
-    eventually(lambda: num_opened(server) == 1, 240)
-    after_restart, cached = ask(server, *(turns[at] for at in RESTARTED))
-    counts = of_disk(server)
-    print("after the server was killed", counts, cached)
-    assert counts["inflight_tier_hit_blocks_total"] > 20
-    assert counts["inflight_tier_failed_blocks_total"] == 0
-    assert sum(cached) > 20 * 4
+    eventually(lambda: num_opened(server) == 1)
+    answers += check_first_turns(server, [turns[at] for at in RESTARTED])
     server.close()
 
     alone = own_server(*SIZES, "--no-prefix-caching")
-    assert [ask(alone, text)[0][0] for text in prompts()] == first
-    assert [ask(alone, text)[0][0] for text in turns] == after_kill + after_restart
+    some = [*KILLED, *RESTARTED]
+    assert ask(alone, *(prompts()[at] for at in some))[0] == [first[at] for at in some]
+    assert ask(alone, *(turns[at] for at in some))[0] == answers
