@@ -65,8 +65,8 @@ def num_opened(server):
 
 
 def check_first_turns(server, turns):
-    """Ask them; returns their answers. What was said before comes from the disk; on a busy machine not all of it does, as
-    no request waits longer than computing takes."""
+    """Ask them; returns their answers. What was said before comes from the disk. On a busy machine not all of it does:
+    no request waits for longer than computing would take."""
     answers, cached = ask(server, *turns)
     counts = of_disk(server)
     print(counts, cached)
