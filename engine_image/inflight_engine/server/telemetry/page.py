@@ -78,12 +78,14 @@ class EngineMetrics(Collector):
         spans: None: no tracing.
         dropped_events: returns the batches of KV cache events that were dropped; None: there are no events.
         tiers: labels of the tiers that the engine has behind the device. Others have no series.
+        spare_pid: returns the number of the spare process; None: there is none.
     """
 
     def __init__(self, model_name: str, counts: Counts, demand: Demand, gauges: Callable[[], Gauges]) -> None:
         self.tiers: Collection[str] = (HOST_TIER, DISK_TIER)
         self.spans: SpanCounts | None = None
         self.dropped_events: Callable[[], int] | None = None
+        self.spare_pid: Callable[[], int | None] = lambda: None
         self._model_name = model_name
         self._counts = counts
         self._demand = demand
@@ -117,7 +119,7 @@ class EngineMetrics(Collector):
             )
         _step_parts(page, counts.step_parts)
         _classes(page, counts.classes.values(), now.waiting)
-        memory_families(page)
+        memory_families(page, self.spare_pid())
         return page
 
 
@@ -135,6 +137,13 @@ def _engine_state(page: Families, demand: Demand, now: Gauges) -> None:
             ("block_size", "num_gpu_blocks"),
             [((str(runner.block_size), str(runner.num_blocks)), 1)],
         )
+        if runner.digest:
+            page.gauges(
+                "inflight_model_info",
+                "Version of the model: the commit of one from the hub, else a digest of its files.",
+                ("digest",),
+                [((runner.digest,), 1)],
+            )
         page.gauge(*shared.KV_CACHE_TOKENS, runner.num_cache_tokens)
     page.gauge(*shared.WAITING_PROMPT_TOKENS, load.waiting_tokens)
     page.gauge(
