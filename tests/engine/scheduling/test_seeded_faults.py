@@ -446,7 +446,7 @@ def stores_over_what_is_loaded(scheduler: Scheduler, patch: Patch) -> None:
 
 
 def copies_over_what_comes(scheduler: Scheduler, patch: Patch) -> None:
-    """What the next plan was to copy to a place is not given up where something comes from the disk to it."""
+    """The next plan copies to places to which something comes from the disk."""
     offload, fetch = scheduler.offload, scheduler.offload.fetch
 
     def fetch_and_copy(number, hashes):
