@@ -169,7 +169,7 @@ def test_a_service_restored_in_veleros_order_goes_on_with_its_limits_decisions_a
         name, where = secret["metadata"]["name"], secret["metadata"]["namespace"]
         assert read("secret", name, where)["data"] == secret["data"]
     for sent, taken in ((key, True), (f"{key}x", False)):
-        done = inflight("chat", service.name, namespace=namespace, key=sent, stdin="Name a colour.")
+        done = inflight("chat", service.name, "--max-tokens=8", namespace=namespace, key=sent, stdin="Name a colour.")
         assert (done.returncode == 0) == taken, done.stderr
     kubectl("-n", namespace, "delete", "ifsvc", service.name, "--wait=false")
 
