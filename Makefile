@@ -12,7 +12,7 @@ HAVE_CXX := command -v "$${CXX:-c++}" g++ clang++ >/dev/null
 KERNELS := $(wildcard engine_image/kernels/* tests/engine/native/*.h)
 INSTALL_VENV := { $(APT_INSTALL_VENV) || { apt-get -q update && $(APT_INSTALL_VENV); }; }
 
-.PHONY: help demo demo-down demo-engine test lint types unit fuzz bench bench-loop bench-api bench-startup bench-scheduler bench-tiers bench-simulator bench-fleet bench-operator bench-autopilot bench-gateway picture-top contract e2e e2e-clients e2e-disruptions e2e-storm e2e-vllm venv cluster kubeconfig cluster-down dev format crd dashboards-json chart-files scan docs docs-reference lock
+.PHONY: help demo demo-down demo-engine test lint types unit fuzz bench bench-loop bench-api bench-startup bench-delivery bench-scheduler bench-tiers bench-simulator bench-fleet bench-operator bench-autopilot bench-gateway picture-top contract e2e e2e-clients e2e-disruptions e2e-storm e2e-vllm venv cluster kubeconfig cluster-down dev format crd dashboards-json chart-files scan docs docs-reference lock
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ bench-api: .venv/kernels.stamp ## Tokens/s and streams that one API process carr
 
 bench-startup: .venv/kernels.stamp ## From the start of a server until it is ready
 	@$(PY) -m tools.bench.startup
+
+bench-delivery: .venv/kernels.stamp ## A model of 2 GB from a store over a link of 1 Gb/s, and over one without a limit, to the first token. ARGS=--help
+	@$(PY) -m tools.bench.delivery $(ARGS)
 
 bench-scheduler: .venv/kernels.stamp ## What one iteration of the scheduler costs, by size
 	@$(PY) -m tools.bench.scheduler
@@ -148,6 +151,7 @@ picture-top: .venv/tools.stamp ## The picture of `kubectl inflight top` from the
 lock: .venv/tools.stamp ## Pin again what pyproject.toml's dependencies bring with them
 	$(UV) pip compile -q pyproject.toml --extra engine --extra gateway --extra kubectl --extra operator --extra simulator --extra dev --no-emit-index-url --no-header --no-annotate -o constraints.txt
 	echo "checkov==3.3.30" | $(UV) pip compile -q - --no-emit-index-url --no-header --no-annotate --universal --python-version 3.11 -o deploy/checkov.txt
+	echo "moto==5.2.5 flask flask-cors py-partiql-parser" | tr ' ' '\n' | $(UV) pip compile -q - --no-emit-index-url --no-header --no-annotate -o tests/contract/s3/pins.txt
 	$(PY) -m e2e.clients --lock
 
 # Two steps: the demo needs no torch on this machine, only in the image. What is said goes to standard error, so that

@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from tempfile import gettempdir
 from types import FrameType
@@ -124,6 +125,7 @@ def serve(config: ServerConfig, process: EngineProcess) -> int:
         logging.info("%s on %s port %d", what, *listeners[-1].getsockname()[:2])
     # A text is one piece of work: the tokenizers library computes it in the thread that asks, not in a pool of its own.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    config = _at_agreed_commit(config)
     process.load(config.engine)
     placement = placing.here(config.engine.num_threads)
     if placement is not None:
@@ -137,6 +139,14 @@ def serve(config: ServerConfig, process: EngineProcess) -> int:
     _remove_model_files()
     # Not sys.exit: it would wait for threads of libraries that still download a model.
     os._exit(status)
+
+
+def _at_agreed_commit(config: ServerConfig) -> ServerConfig:
+    """Return the configuration with the commit that the first pod of this rollout took from the hub."""
+    from inflight_engine.models.version import Rollout
+
+    commit = Rollout(config.limits_file).commit
+    return config if commit is None else replace(config, engine=replace(config.engine, revision=commit))
 
 
 def _remove_model_files() -> None:

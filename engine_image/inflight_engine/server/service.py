@@ -105,7 +105,7 @@ class Service:
         ready, engine = self.session.ready, self.config.engine
         assert ready is not None
         runner = ready.runner
-        parts = (version("inflight"), engine.model, engine.revision, runner.device, runner.dtype)
+        parts = (version("inflight"), engine.model, runner.digest, runner.device, runner.dtype)
         return f"fp_{blake2b(repr((*parts, runner.attention_backend)).encode(), digest_size=5).hexdigest()}"
 
     def _gauges(self) -> Gauges:

@@ -77,11 +77,13 @@ class EngineMetrics(Collector):
     Attributes:
         spans: None: no tracing.
         dropped_events: returns the batches of KV cache events that were dropped; None: there are no events.
+        spare_pid: returns the number of the spare process; None: there is none.
     """
 
     def __init__(self, model_name: str, counts: Counts, demand: Demand, gauges: Callable[[], Gauges]) -> None:
         self.spans: SpanCounts | None = None
         self.dropped_events: Callable[[], int] | None = None
+        self.spare_pid: Callable[[], int | None] = lambda: None
         self._model_name = model_name
         self._counts = counts
         self._demand = demand
@@ -114,7 +116,7 @@ class EngineMetrics(Collector):
             )
         _step_parts(page, counts.step_parts)
         _classes(page, counts.classes.values(), now.waiting)
-        memory_families(page)
+        memory_families(page, self.spare_pid())
         return page
 
 
@@ -138,6 +140,13 @@ def _engine_state(page: Families, demand: Demand, now: Gauges) -> None:
             ("block_size", "num_gpu_blocks"),
             [((str(runner.block_size), str(runner.num_blocks)), 1)],
         )
+        if runner.digest:
+            page.gauges(
+                "inflight_model_info",
+                "Version of the model: the commit of one from the hub, else a digest of its files.",
+                ("digest",),
+                [((runner.digest,), 1)],
+            )
         page.gauge(*shared.KV_CACHE_TOKENS, runner.num_cache_tokens)
         block_bytes = runner.kv_bytes_per_token * runner.block_size
         host = (runner.copy_tokens_per_second or 0.0) * runner.kv_bytes_per_token

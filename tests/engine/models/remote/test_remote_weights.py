@@ -132,7 +132,7 @@ def test_the_weights_are_read_once_beside_their_headers_and_not_written(model, f
 
 def test_weights_read_early_are_those_that_are_loaded(model, folder, source):
     url = source("s3", "tiny")
-    reading.read_early(url)
+    reading.read_early(resolve(url).remote)
     files = resolve(url)
     before = model.requests.copy()
     weights = open_weights(files, load_model_config(files))
