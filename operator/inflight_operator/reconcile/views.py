@@ -174,7 +174,8 @@ def tuning_view(window: Window, start: float, now: float, slo: Slo, names: Mappi
 
 
 class _SpanView(TuningView):
-    """The measurements of a span, each computed when it is first read: most rounds ask only how long the span is."""
+    """The measurements of a span, each computed when it is first read: most rounds ask only how long the span is.
+    `kept` of it has all of them."""
 
     __slots__ = ("histograms", "measures", "names", "slo", "uids")
 
