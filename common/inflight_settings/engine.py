@@ -30,6 +30,17 @@ class EngineConfig(SchedulingSettings):
 
     model: str
     revision: str = setting("main", "branch, tag or commit of a Hugging Face model")
+    model_cache: str | None = setting(
+        None,
+        "folder of hub models and remote weights that engines share: the first reads the source, the others the folder",
+        metavar="FOLDER",
+    )
+    model_cache_size: int = setting(
+        0,
+        "most bytes in model_cache, as in 500Gi; models that were not used for longest are removed",
+        ge=0,
+        unit="bytes",
+    )
     device: Device = setting("auto", "auto takes a GPU when there is one")
     dtype: DType = setting("auto", "of weights and KV cache; auto: bfloat16 where the device is faster in it")
     quantization: Quantization = setting("none", "of weights, on a CPU with the native kernels: int8 or int4")

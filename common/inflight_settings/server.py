@@ -46,6 +46,8 @@ ReasoningParser = Literal[
     "kimi_k2",
 ]
 
+SpareProcess = Literal["auto", "on", "off"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
@@ -156,6 +158,11 @@ class ServerSettings:
     )
     drain_timeout: float = setting(
         120.0, "seconds after that in which running requests may finish", ge=0, unit="seconds"
+    )
+    spare_process: SpareProcess = setting(
+        "auto",
+        "keep a process that has imported its libraries and takes over from an engine process that dies; auto: where "
+        "the KV cache leaves enough memory, 10 seconds after the engine is ready",
     )
     enable_access_log: bool = setting(
         False, "log a line for each request when it ends: status, ids, class, tokens, times; never prompts or outputs"

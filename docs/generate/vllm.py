@@ -48,6 +48,8 @@ REPLACED = {
         (
             *("--default-mm-loras", "--enable-lora", "--fully-sharded-loras", "--lora-dtype", "--lora-modules"),
             *("--lora-target-modules", "--max-cpu-loras", "--max-lora-rank", "--max-loras"),
+            *("--enable-mixed-moe-lora-format", "--enable-moe-shared-loras", "--enable-tower-connector-lora"),
+            *("--max-lora-cls-labels", "--specialize-active-lora"),
         ),
         _NO_ADAPTERS,
     ),
@@ -62,18 +64,33 @@ REPLACED = {
     **dict.fromkeys(("--headless", "--master-addr", "--master-port", "--nnodes", "--node-rank"), _NODES),
     **dict.fromkeys(("--enable-log-deltas", "--enable-log-outputs", "--max-log-len"), _NOT_LOGGED),
     **dict.fromkeys(
-        ("--config-format", "--load-format", "--quantization-config", "--tokenizer", "--tokenizer-mode"), _OF_FILES
+        (
+            *("--config-format", "--load-format", "--pooler-config"),
+            "--quantization-config",
+            "--tokenizer",
+            "--tokenizer-mode",
+        ),
+        _OF_FILES,
     ),
     **dict.fromkeys(("--api-server-count", "--data-parallel-size", "--data-parallel-size-local"), _REPLICAS),
+    **dict.fromkeys(("--convert", "--runner"), "always so: one engine generates and embeds"),
     **dict.fromkeys(
         (
             *("--allowed-local-media-path", "--allowed-media-domains", "--interleave-mm-strings"),
             *("--language-model-only", "--limit-mm-per-prompt", "--media-io-kwargs", "--mm-encoder-only"),
             *("--mm-processor-cache-gb", "--mm-processor-kwargs", "--skip-mm-profiling"),
+            *("--enable-mm-embeds", "--trust-request-mm-kwargs", "--video-pruning-method", "--video-pruning-rate"),
         ),
         _TEXT_ONLY,
     ),
-    **dict.fromkeys(("--ssl-ca-certs", "--ssl-cert-reqs", "--ssl-certfile", "--ssl-ciphers", "--ssl-keyfile"), _TLS),
+    **dict.fromkeys(
+        (
+            *("--enable-ssl-refresh", "--ssl-ca-certs", "--ssl-cert-reqs", "--ssl-certfile"),
+            "--ssl-ciphers",
+            "--ssl-keyfile",
+        ),
+        _TLS,
+    ),
     "--async-scheduling": "always so; `--no-async-scheduling` turns it off",
     "--code-revision": "`--revision`",
     "--compilation-config": "nothing to choose; `--enforce-eager` disables CUDA graphs",
@@ -147,7 +164,8 @@ _FIELDS = """
 ## Fields of requests
 
 `yes`: taken. `no effect`: any value is accepted, since none has a meaning here. `400`: refused, except with null or a
-value that has no effect. Empty: vLLM has no such field there.
+value that has no effect. Empty: vLLM has no such field there; fields that only OpenAI's or Anthropic's API has are in
+[the engine's page](../engine.md).
 
 """
 

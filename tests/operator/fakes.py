@@ -116,9 +116,10 @@ class FakeEngine:
     refuse: str = ""
     silent: bool = False
     foreign: bool = False
+    digest: str = ""
 
     def sample(self):
-        sample = replace(self.model.sample(), revision=self.revision, capacity=self.capacity)
+        sample = replace(self.model.sample(), revision=self.revision, capacity=self.capacity, digest=self.digest)
         return replace(sample, limits=None, capacity=None, revision=None) if self.foreign else sample
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tools.bench.engine.peers import driver_environment, exported, installed, named
 from tools.localcluster.layout import REPOSITORY, current
-from tools.measure.served import FIRST_PORT, free_port, process, wait_ready
+from tools.measure.served import free_port, process, wait_ready
 
 READY_SECONDS = 300.0
 PLUGIN = ("--scheduler-cls=inflight_vllm.scheduler.LiveScheduler", "--middleware=inflight_vllm.middleware.Inflight")
@@ -51,8 +51,7 @@ def served_vllm(
     cache = current().root / "bench"
     model, venv = exported(cache, say), installed(peer, cache, say)
     cpus = sorted(os.sched_getaffinity(0))[:threads]
-    port = free_port(FIRST_PORT)
-    admin = free_port()  # used once the model is loaded: of a fixed one, another server could answer
+    port, admin = free_port(), free_port()
     variables = {
         **driver_environment(peer, venv, cpus),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",  # a server's two processes, as in a pod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -11,14 +12,14 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import cycle
 from pathlib import Path
 
 from tools.measure.cpu_share import CpuGroup
 
 ENGINE = Path(sys.executable).parent / "inflight-engine"
 MODEL = "builtin://smollm2"
-FIRST_PORT = 8100
 READY_SECONDS = 90.0
 STOP_SECONDS = 30
 _POLL_SECONDS = 0.02
@@ -28,14 +29,24 @@ _LINE_CHARACTERS = 200
 Process = subprocess.Popen[bytes]
 
 
+_ports = cycle(range(21_000, 29_000))
+for _ in range(secrets.randbelow(8_000)):
+    next(_ports)
+
+
 def free_port(wanted: int = 0) -> int:
-    """Returns `wanted` if it is free, else another free port."""
+    """Returns `wanted` if it is free, else another free port, a different one in each call.
+
+    Below the ports that the kernel gives to connections, one of which could be taken until a server listens, and above
+    those of InferencePools."""
     with socket.socket() as probe:
         if wanted and probe.connect_ex(("127.0.0.1", wanted)) != 0:
             return wanted
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    while True:
+        port = next(_ports)
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("", port))
+            return port
 
 
 @contextmanager
@@ -151,7 +162,7 @@ def served_engine(
     Raises:
         RuntimeError: it did not become ready; the message has the end of its log.
     """
-    url = f"http://{host}:{(port := free_port(FIRST_PORT))}"
+    url = f"http://{host}:{(port := free_port())}"
     command = [str(ENGINE), "serve", MODEL, "--host", host, "--port", str(port), *flags]
     with process(log, command, environment) as engine:
         if group is not None:

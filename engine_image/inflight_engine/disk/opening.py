@@ -14,7 +14,7 @@ from inflight_contract.errors import ApiError
 from inflight_engine.disk.loads import DiskLoads, Fetches
 from inflight_engine.disk.store import DiskStore, derive_key
 from inflight_engine.disk.thread import DiskThread, HostBlocks
-from inflight_engine.models.checkpoints.source import resolve
+from inflight_engine.models.checkpoints.source import resolve_configured
 from inflight_engine.models.remote.snapshot import digest
 from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.scheduling.scheduler import Scheduler
@@ -85,7 +85,7 @@ def _identity(config: EngineConfig, info: RunnerInfo) -> list[str]:
     Raises:
         ValueError: they are on a server that does not say which version it has.
     """
-    files = resolve(config.model, config.revision)
+    files = resolve_configured(config)
     shards = () if files.remote is None else files.remote.shards
     if any(shard.etag is None for shard in shards):
         raise ValueError(f"{config.model} has no ETags, so its weights may change without notice")

@@ -33,10 +33,11 @@ from inflight_engine.execution.step_shapes import graph_shapes
 from inflight_engine.execution.token_feed import TokenFeed
 from inflight_engine.grammars.compiled import Grammars
 from inflight_engine.models.checkpoints.kv_scales import load_kv_scales
-from inflight_engine.models.checkpoints.source import ModelFiles, resolve
+from inflight_engine.models.checkpoints.source import ModelFiles, resolve_configured
 from inflight_engine.models.checkpoints.transformers_config import TransformersConfig
 from inflight_engine.models.parallel import ALONE, Parallel
 from inflight_engine.models.protocol import Model
+from inflight_engine.models.version import digest_of
 from inflight_engine.runner_info import RunnerInfo
 from inflight_settings.engine import EngineConfig
 
@@ -63,7 +64,8 @@ def build_runner(config: EngineConfig, parallel: Parallel = ALONE, grammars: Gra
     graph_shapes = choose_graph_shapes(config, target.device)
     spec = size_cache(config, spec, model, backend, graph_shapes, parallel)
     attention = backend(spec)
-    host_cache = make_host_cache(config, spec, attention, parallel)
+    available = memory_beside_cache(spec, parallel)
+    host_cache = make_host_cache(config, spec, attention, parallel, available)
     feed = TokenFeed(spec.max_num_seqs, spec.device, parallel)
     sampler = make_sampler(spec.max_num_seqs, spec.shape.vocab_size, spec.device)
     forward = make_forward(model, attention, feed, spec, graph_shapes)
@@ -80,6 +82,9 @@ def build_runner(config: EngineConfig, parallel: Parallel = ALONE, grammars: Gra
         num_host_blocks=host_cache.num_blocks,
         copy_tokens_per_second=host_cache.measure_copy_rate(spec.num_blocks) if host_cache.num_blocks else None,
         load_seconds=time.monotonic() - started,
+        memory_left=parallel.size
+        * max(0, available - host_cache.num_blocks * spec.block_size * _kv_bytes_per_token(spec)),
+        digest=digest_of(target.files),
     )
     return Runner(
         info,
@@ -118,7 +123,7 @@ def choose_target(config: EngineConfig) -> Target:
     Raises:
         ValueError: as `build_runner`.
     """
-    files = resolve(config.model, config.revision)
+    files = resolve_configured(config)
     model_config = load_config(files)
     max_model_len = _max_model_len(config, model_config)
     device = choose_device(config.device)
@@ -201,18 +206,22 @@ def size_cache(
     return replace(spec, num_blocks=parallel.minimum(num_kv_blocks(config, demand, memory)))
 
 
+def memory_beside_cache(spec: AttentionSpec, parallel: Parallel) -> int:
+    """Return the bytes of host memory that this rank can take beside the KV cache, negative where that is too large. On
+    a CPU it is allocated, but no page of it is taken yet."""
+    in_cache = spec.num_blocks * spec.block_size * _kv_bytes_per_token(spec) if spec.device.type == "cpu" else 0
+    return _host_memory(parallel).available - in_cache
+
+
 def make_host_cache(
-    config: EngineConfig, spec: AttentionSpec, attention: AttentionBackend, parallel: Parallel
+    config: EngineConfig, spec: AttentionSpec, attention: AttentionBackend, parallel: Parallel, available: int
 ) -> HostCache:
-    """Allocate host memory behind the KV cache.
+    """Allocate host memory behind the KV cache. `available`: as of `memory_beside_cache`.
 
     Raises:
         KVCacheSizeError: `swap_space` is more than there is, or wrong.
     """
     block_bytes = _kv_bytes_per_token(spec) * spec.block_size
-    available = _host_memory(parallel).available
-    if spec.device.type == "cpu":
-        available -= spec.num_blocks * block_bytes  # allocated, but no page of it is taken yet
     num_blocks = parallel.minimum(num_host_blocks(config.swap_space, block_bytes, available))
     if num_blocks and not config.keeps_evicted:
         log.warning("no host memory is taken: nothing goes there without the prefix cache or with preemption recompute")

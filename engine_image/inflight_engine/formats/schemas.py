@@ -141,6 +141,46 @@ def referred(root: Mapping[str, Any], part: Mapping[str, Any]) -> Any:
     return target
 
 
+def circle(schema: Mapping[str, Any]) -> list[str]:
+    """References of a schema that lead, each to the next one, back to the first, by `$ref` and `allOf` alone: they say
+    nothing about values. Empty: there are none."""
+    begun, ended = set[int](), set[int]()
+    waiting: list[Mapping[str, Any]] = [schema]
+    while waiting:
+        start = waiting.pop()
+        if id(start) in begun:
+            continue
+        begun.add(id(start))
+        waiting += [part for _, part in parts(start)]
+        # By identity: the reference that led to a part, and what is left of those that hold with it.
+        way = {id(start): ("", _held(schema, start))}
+        while way:
+            here = next(reversed(way))
+            left = way[here][1]
+            if not left:
+                ended.add(here)
+                del way[here]
+                continue
+            reference, part = left.pop()
+            if id(part) in way:
+                round_trip = [*way].index(id(part)) + 1
+                return [name for name in (*(name for name, _ in [*way.values()][round_trip:]), reference) if name]
+            if id(part) not in ended:
+                way[id(part)] = reference, _held(schema, part)
+    return []
+
+
+def _held(root: Mapping[str, Any], part: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The schemas that each value of a part has to follow, with the reference to each; empty: it is in `allOf`."""
+    every, target = part.get("allOf"), referred(root, part)
+    held: list[tuple[str, Mapping[str, Any]]] = []
+    if isinstance(every, list):
+        held += [("", each) for each in every if isinstance(each, dict)]
+    if isinstance(target, dict):
+        held.append((part["$ref"], target))
+    return held
+
+
 def _differ(alternatives: Sequence[object]) -> bool:
     """At most one of them is of lists or objects, or each of these requires a property with a value of its own."""
     values: dict[str, set[str]] = {}

@@ -153,6 +153,7 @@ def check(source: Source) -> str:
     for _ in range(_TRIED_BYTES):
         allowed = int.from_bytes(matcher.compute_bitmask()[:32], "little")
         if matcher.is_error():
+            _check_circles(source)
             raise GrammarError(f"{source.field}: the grammar is too large: {reason(matcher)}")
         if not allowed:
             break
@@ -186,6 +187,20 @@ def _part_refused(source: Source) -> str:
         if message:
             return f"{source.field}.{part}{_place(schema, message)}: {message}"
     return ""
+
+
+def _check_circles(source: Source) -> None:
+    """Refuse schemas that refer to themselves without end by the names of the references: llguidance's message has
+    none.
+
+    Raises:
+        GrammarError: one does.
+    """
+    whole = {} if source.schema is None else {source.field: source.schema}
+    for place, schema in (whole | {f"{source.field}.{part}": each for part, each in source.parts.items()}).items():
+        circle = schemas.circle(schema)
+        if circle:
+            raise GrammarError(f"{place}: $ref leads back to itself: {', '.join(circle)}")
 
 
 def _place(schema: Mapping[str, Any], message: str) -> str:

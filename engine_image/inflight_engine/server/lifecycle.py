@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any
 from inflight_contract.errors import ApiError
 from inflight_contract.limits import initial_limits
 from inflight_engine.messages import EngineReady
+from inflight_engine.models.checkpoints.source import ModelSourceError
+from inflight_engine.models.version import Rollout, digest_of
 from inflight_engine.server.engine.phase import Phase
 from inflight_engine.server.engine.process import EngineProcess, describe_exit
 from inflight_engine.server.engine.session import MOST_RESTARTS, WINDOW_SECONDS
+from inflight_engine.server.engine.spare import Spare
 from inflight_engine.server.engine.supervisor import Supervisor
 from inflight_engine.server.http.middleware import OpenResponses
 from inflight_engine.server.service import Service
@@ -29,6 +32,9 @@ log = logging.getLogger(__name__)
 
 LAST_WORDS_SECONDS = 5.0
 """Time for errors to reach their clients before the process ends."""
+
+AGREE_SECONDS = 5.0
+"""Seconds between two looks for the version that the first pod of this rollout has."""
 
 ENGINE_EXIT_SECONDS = 5.0
 """Time for the engine process to leave its loop after the current step; then it is killed."""
@@ -45,10 +51,14 @@ class Lifecycle:
 
     def __init__(self, service: Service, process: EngineProcess, responses: OpenResponses) -> None:
         self._service = service
-        self._supervisor = Supervisor(service.session, service.config.engine, process)
+        spare = Spare(service.config.spare_process, service.session)
+        service.metrics.spare_pid = lambda: spare.pid
+        self._supervisor = Supervisor(service.session, service.config.engine, process, spare)
         self._responses = responses
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
+        self._agreeing: asyncio.Task[None] | None = None
+        self._why: str | None = None
 
     def drain(self) -> None:
         """Start to drain; idempotent."""
@@ -73,19 +83,24 @@ class Lifecycle:
                 return await self._fail(self._service.session.failure.result())
             if self._stop_now.is_set():
                 return await self._end_now()
-            return None
+            return self._why
         finally:
-            for task in tasks:
+            for task in [*tasks, *([] if self._agreeing is None else [self._agreeing])]:
                 task.cancel()
             await self._end_engine()
 
     async def _load(self) -> None:
         service = self._service
         try:
-            tokenizer = await _in_daemon_thread(service.config)
+            tokenizer, digest = await _in_daemon_thread(service.config)
             ready = await service.session.first_ready
             if service.session.failure.done():  # The engine died while the tokenizer was still loading.
                 return
+            source = service.config.engine.model
+            if digest != ready.runner.digest:
+                raise ValueError(f"model source {source} changed while it was loaded: start the server again")
+            rollout = Rollout(service.config.limits_file)
+            agreed = rollout.agrees(source, digest)
             await service.open(tokenizer, initial_limits(service.config.limits_file, ready.capacity))
         except (ValueError, OSError) as error:
             service.session.fail(str(error))
@@ -96,12 +111,28 @@ class Lifecycle:
             self._supervisor.start_seconds = time.monotonic() - self._supervisor.process.started
             gc.freeze()  # Imported objects stay; scanning them for garbage would delay all streams.
             self._log_facts(ready, self._supervisor.start_seconds)
+            if not agreed and service.config.limits_file is not None:
+                self._agreeing = asyncio.create_task(self._agree(rollout, digest))
             config = service.config
             if config.engine.policy == "fair" and not service.tenants.known:
                 log.warning(
                     "policy fair is fcfs without --tenant-key-file or --trust-tenant-header: all requests are of one "
                     "tenant"
                 )
+
+    async def _agree(self, rollout: Rollout, digest: str) -> None:
+        """Wait until it is known which pod of this rollout was the first; if that has another version, drain: started
+        again, this pod finds it in the file."""
+        source = self._service.config.engine.model
+        try:
+            agreed = False
+            while not agreed:
+                await asyncio.sleep(AGREE_SECONDS)
+                agreed = rollout.agrees(source, digest)
+        except ModelSourceError as error:
+            self._why = str(error)
+            log.error("%s", error)
+            self.drain()
 
     def _log_facts(self, ready: EngineReady, seconds: float) -> None:
         service, runner = self._service, ready.runner
@@ -179,6 +210,7 @@ class Lifecycle:
 
     async def _end_engine(self) -> None:
         process = self._supervisor.process
+        self._supervisor.spare.end()
         if self._service.session.link.open and not self._stop_now.is_set():
             self._service.session.shut_down()
             await asyncio.to_thread(process.wait, ENGINE_EXIT_SECONDS)
@@ -194,9 +226,9 @@ class Lifecycle:
             task.cancel()
 
 
-async def _in_daemon_thread(config: ServerConfig) -> Tokenizer:
+async def _in_daemon_thread(config: ServerConfig) -> tuple[Tokenizer, str]:
     """Load the tokenizer; a download that hangs must not keep the process from ending, so no executor."""
-    loaded: Future[Tokenizer] = Future()
+    loaded: Future[tuple[Tokenizer, str]] = Future()
     loaded.set_running_or_notify_cancel()  # who waits for it may be cancelled, it is not
 
     def load() -> None:
@@ -209,9 +241,10 @@ async def _in_daemon_thread(config: ServerConfig) -> Tokenizer:
     return await asyncio.wrap_future(loaded)
 
 
-def _load_tokenizer(config: ServerConfig) -> Tokenizer:
-    from inflight_engine.models.checkpoints.source import resolve
+def _load_tokenizer(config: ServerConfig) -> tuple[Tokenizer, str]:
+    """Returns the tokenizer, and the version of the model."""
+    from inflight_engine.models.checkpoints.source import resolve_configured
     from inflight_engine.models.tokens.tokenizer import load_tokenizer
 
-    files = resolve(config.engine.model, config.engine.revision)
-    return load_tokenizer(files, config.generation_config, config.chat_template)
+    files = resolve_configured(config.engine)
+    return load_tokenizer(files, config.generation_config, config.chat_template), digest_of(files)

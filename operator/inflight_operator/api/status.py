@@ -199,6 +199,26 @@ class EngineStatus(StatusModel):
     )
 
 
+class RolloutDigest(StatusModel):
+    """Version of the model of one rollout."""
+
+    rollout: str = Field(max_length=63, description="Name of its ReplicaSet.")
+    digest: str = Field(max_length=81, description="Version of the model that its first ready pod found.")
+
+
+class ModelStatus(StatusModel):
+    """Version of the model. Pods of one rollout serve the same; a rollout takes the newest."""
+
+    digest: str = Field(
+        max_length=81,
+        description="Version of the model in the newest rollout: commit:HASH of one from Hugging Face, else sha256:HASH"
+        " of names, sizes and versions of its files.",
+    )
+    rollouts: list[RolloutDigest] = Field(
+        max_length=8, description="The same for each rollout that has pods, and for the newest one."
+    )
+
+
 class Decision(StatusModel):
     """A change that the operator decided on, with its reason."""
 
@@ -250,6 +270,9 @@ class InferenceServiceStatus(StatusModel):
     )
     selector: str | None = Field(default=None, description="Label selector of the pods, for the scale subresource.")
     engine: EngineStatus | None = Field(default=None, description="Engine release of the pods.")
+    model: ModelStatus | None = Field(
+        default=None, description="Version of the model. Absent until a pod has reported one."
+    )
     limits: LimitsStatus | None = Field(
         default=None, description="Limits that engines run with now. Absent with engine.type custom."
     )

@@ -117,6 +117,7 @@ class Sample(Counters):
         cost: cost model of a step, as fitted by the engine.
         cost_error: median relative error of `cost`.
         cost_steps: steps that `cost` was fitted to.
+        digest: version of the engine's model; empty if not reported.
         plugin_problem: why the plugin does not change the vLLM server that it runs in; empty if it does.
     """
 
@@ -137,6 +138,7 @@ class Sample(Counters):
     cost_steps: Annotated[float, Page.total, "inflight_step_cost_steps"] = 0.0
 
     plugin_problem: str = ""
+    digest: str = ""
 
     @property
     def max_num_seqs(self) -> int | None:
@@ -172,8 +174,11 @@ _READINGS = [
 PLUGIN_INFO = "inflight_plugin_info"
 """Metric whose labels say whether the plugin knows the vLLM server that it runs in."""
 
+MODEL_INFO = "inflight_model_info"
+"""Metric whose label is the version of the model."""
+
 READER = PageReader(
-    [PLUGIN_INFO, *(name for _, how, names in _READINGS if how is not Page.histogram for name in names)],
+    [PLUGIN_INFO, MODEL_INFO, *(name for _, how, names in _READINGS if how is not Page.histogram for name in names)],
     [name for _, how, names in _READINGS if how is Page.histogram for name in names],
 )
 
@@ -181,6 +186,9 @@ READER = PageReader(
 _PLUGIN = re.compile(
     rf'^{PLUGIN_INFO}\{{[^\n]{{0,400}}?\breason="((?:[^"\n\\]|\\.){{0,300}})"[^\n]{{0,400}}', re.MULTILINE
 )
+
+
+_DIGEST = re.compile(rf'^{MODEL_INFO}\{{[^\n]{{0,400}}?\bdigest="([a-z0-9]{{1,16}}:[0-9a-f]{{1,64}})"', re.MULTILINE)
 
 
 def parse_metrics(text: str, time: float) -> Sample:
@@ -197,7 +205,13 @@ def parse_metrics(text: str, time: float) -> Sample:
     page = READER.read(text)
     values = {field: how(page, *names) for field, how, names in _READINGS}
     with_plugin = page.values[PLUGIN_INFO] or PLUGIN_INFO in page.unknown
-    return Sample(time=time, plugin_problem=_plugin_problem(text) if with_plugin else "", **values)
+    model = _DIGEST.search(text) if page.values[MODEL_INFO] else None
+    return Sample(
+        time=time,
+        plugin_problem=_plugin_problem(text) if with_plugin else "",
+        digest="" if model is None else model[1],
+        **values,
+    )
 
 
 def _plugin_problem(text: str) -> str:

@@ -99,6 +99,12 @@ class PodView:
         """True if the pod is ready and not terminating."""
         return self.ready and not self.deleting and bool(self.ip)
 
+    @property
+    def rollout(self) -> str:
+        """Name of its ReplicaSet, one for each rollout, as its engine knows it: its own name without the five letters
+        at the end. Kubernetes cuts the name of a pod with a long one."""
+        return self.name[:-5].rstrip("-")
+
     def url(self, port: int) -> str:
         """Returns `http://IP:PORT`, with brackets around an IPv6 address."""
         return f"http://{address_of(self.ip, port)}"

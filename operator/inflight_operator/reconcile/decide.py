@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from inflight_base.manifest import Manifest
@@ -48,6 +49,9 @@ ROUTING_SECONDS = 1.0
 
 SAME_ADVICE = 1.2
 """Ratio of advised limits within which they count as the same advice."""
+
+MOST_DIGESTS = 8
+"""Rollouts whose version of the model is kept."""
 
 _CLIENTS = ("spec.networkPolicy", "spec.gateway.auth", "spec.gateway ")
 """Begin of the notes on unreadable parts of the spec that say who may connect to the engines."""
@@ -118,7 +122,22 @@ def _brought_up_to(snapshot: Snapshot, memory: Memory) -> Memory:
     listed = any(pod.serves and pod.uid in snapshot.listed for pod in snapshot.pods)
     since = memory.routed_since if memory.routed_since is not None else snapshot.now
     startups = memory.startups.with_pods(snapshot.pods)
-    return replace(memory, startups=startups, routed_since=since if listed else None)
+    since_listed = since if listed else None
+    return replace(memory, startups=startups, routed_since=since_listed, digests=_digests(snapshot, memory))
+
+
+def _digests(snapshot: Snapshot, memory: Memory) -> tuple[tuple[str, str], ...]:
+    """Returns the version of the model by rollout. The first ready pod of a rollout decides on it. It is forgotten when
+    the rollout has no pods and another one came after it: who returns to an earlier spec asks for a rollout, too."""
+    known = dict(memory.digests)
+    for pod in sorted(snapshot.pods, key=lambda pod: (pod.ready_since or math.inf, pod.name)):
+        sample = snapshot.fresh.get(pod.uid)
+        if sample is not None and sample.digest:
+            known.setdefault(pod.rollout, sample.digest)
+    created = [pod.rollout for pod in sorted(snapshot.pods, key=lambda pod: pod.created) if pod.rollout in known]
+    newest = created[-1:] or list(known)[-1:]
+    others = [rollout for rollout in known if rollout in created and rollout not in newest]
+    return tuple((rollout, known[rollout]) for rollout in (*others, *newest))[-MOST_DIGESTS:]
 
 
 def _is_held(child: Manifest, snapshot: Snapshot, template: Template, step: Front) -> bool:
@@ -143,6 +162,7 @@ def _children(snapshot: Snapshot, memory: Memory, step: Front, *, release: bool)
         step.pods,
         step.leaving,
         release,
+        memory.digests,
     )
     known = memory.rendered
     if known is not None and known.made_of(snapshot.service, snapshot.settings, plan):

@@ -73,6 +73,7 @@ class Memory:
         moving: ready pods that the service had when a newer engine release began to roll out, and needs again; None
             without a rollout.
         left_at: since when the gateway serves the service although it left the gateway, on the steady clock.
+        digests: version of the model by rollout, as its first ready pod reported it, the newest at the end.
         rendered: the children.
     """
 
@@ -93,6 +94,7 @@ class Memory:
     waking: bool = False
     moving: int | None = None
     left_at: float | None = None
+    digests: tuple[tuple[str, str], ...] = ()
     rendered: Rendered | None = None
 
     @property
@@ -138,6 +140,7 @@ def first_memory(
         tuning=_tuning(service, now, at, image),
         routed_since=float("-inf") if "Ready" in held else None,
         waking="Waking" in held,
+        digests=tuple((one.rollout, one.digest) for one in status.model.rollouts) if status.model is not None else (),
         moving=1 if status.engine is not None and status.engine.upgrade in ("Moving", "Stuck") else None,
     )
 

@@ -28,9 +28,11 @@ from inflight_operator.api.status import (
     InferenceServiceStatus,
     LimitsPair,
     LimitsStatus,
+    ModelStatus,
     ObservedStatus,
     OverrideStatus,
     QueueStatus,
+    RolloutDigest,
     TuningStatus,
 )
 from inflight_operator.api.types import ServiceRecord
@@ -133,6 +135,7 @@ def build_status(
         desired_replicas=plan.desired,
         selector=selector_string(pod_labels(service.metadata.name)),
         engine=_engine(snapshot, plan),
+        model=_model(plan),
         limits=_limits(snapshot, plan),
         tuning=_tuning(snapshot, plan),
         demand=_demand(snapshot, plan),
@@ -288,6 +291,14 @@ def _observed(snapshot: Snapshot, plan: Plan) -> ObservedStatus | None:
         preemptions_per_minute=round(measured.preemptions_per_min, 1),
         at=snapshot.at,
     )
+
+
+def _model(plan: Plan) -> ModelStatus | None:
+    """Returns the version of the model by rollout; None before a pod has reported one."""
+    if not plan.memory.digests:
+        return None
+    rollouts = [RolloutDigest(rollout=rollout, digest=digest) for rollout, digest in plan.memory.digests]
+    return ModelStatus(digest=rollouts[-1].digest, rollouts=rollouts)
 
 
 def _limits(snapshot: Snapshot, plan: Plan) -> LimitsStatus | None:

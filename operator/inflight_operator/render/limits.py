@@ -1,7 +1,7 @@
-"""The ConfigMap with the limits in force, for new pods.
+"""The ConfigMap with the limits in force, and with the version of the model, for new pods.
 
-It is mounted as a file, so that a tuning step changes no pod template: running pods get limits over HTTP, new pods read
-the file.
+It is mounted as files, so that neither changes the pod template: running pods get limits over HTTP, new pods read the
+file.
 """
 
 from __future__ import annotations
@@ -17,14 +17,20 @@ from inflight_operator.render.metadata import child
 from inflight_settings.limits import LimitsInForce
 
 LIMITS_FILE = "limits.json"
+DIGESTS_FILE = "digests.json"
 
 
-def limits_config_map(service: InferenceService, in_force: LimitsInForce) -> Manifest:
+def limits_config_map(
+    service: InferenceService, in_force: LimitsInForce, digests: tuple[tuple[str, str], ...]
+) -> Manifest:
     """The ConfigMap. Limits are capped at the capacities, which the user may have lowered since the decision: an engine
     refuses to start with higher limits."""
     limits = in_force.limits.at_most(capacity(service.spec))
     content = {**asdict(limits), "revision": in_force.revision}
     return {
         **child("v1", "ConfigMap", service, child_names(service.metadata.name).limits),
-        "data": {LIMITS_FILE: json.dumps(content)},
+        "data": {
+            LIMITS_FILE: json.dumps(content),
+            **({DIGESTS_FILE: json.dumps(dict(digests))} if digests else {}),
+        },
     }

@@ -28,6 +28,7 @@ class ChildPlan:
         front_pods: the gateway's pods as endpoints of the Service of the service's name; empty: none, or unknown.
         leaving: the gateway sends requests to the engines, although the service is no longer behind it.
         release: rollouts remove old pods first, although the strategy is SurgeFirst.
+        digests: version of the model that pods of a rollout have to find, by rollout.
     """
 
     replicas: int
@@ -39,6 +40,7 @@ class ChildPlan:
     front_pods: tuple[GatewayAddress, ...] = ()
     leaving: bool = False
     release: bool = False
+    digests: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,23 @@ class EngineObservability:
     sampling_ratio: float = 1.0
     log_format: str = "text"
     access_log: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCache:
+    """A folder of models that the engines of a namespace share.
+
+    Attributes:
+        claim: PersistentVolumeClaim in the namespace of each service; empty: `host_path` is the folder.
+        host_path: folder on each node, in which each namespace has its own.
+        size: most bytes of one namespace's folder.
+        namespaces: namespaces whose services use it; empty: all.
+    """
+
+    claim: str
+    host_path: str
+    size: int
+    namespaces: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +96,7 @@ class Settings:
         observability: traces and logs of engines whose service does not set them.
         gateway_service: full DNS name of the gateway's Service; empty without a gateway.
         endpoint_picker: whether the gateway's pods serve other gateways as their endpoint picker.
+        model_cache: folder of models that engines share; None: each pod reads its model from the source.
     """
 
     engine_image: str
@@ -90,6 +110,7 @@ class Settings:
     endpoint_picker: bool = False
     vllm_image: str = VLLM_IMAGE
     plugin_image: str = ""
+    model_cache: ModelCache | None = None
 
     @property
     def gateway_namespace(self) -> str:

@@ -30,32 +30,37 @@ def report(tmp_path):
 
 
 def test_tests_that_fail_as_known_are_told_from_others(report):
-    results = read(report(), Suite("a", ("a==1",), known={"*image*": "text only"}), "direct")
+    results = read(report(), Suite("a", 1, ("a==1",), known={"*image*": "text only"}), "direct")
     assert results.known == {"test_a.test_image[jpeg]": "text only"}
     assert results.faults() == ["test_a.test_bad: expected 1", "test_b.test_broken: no fixture"]
     assert str(results) == "1 passed, 2 failed, 1 known, 1 skipped"
 
 
 def test_an_exception_that_passes_is_a_fault(report):
-    results = read(report(), Suite("a", ("a==1",), known={"*": "all"}), "direct")
+    results = read(report(), Suite("a", 1, ("a==1",), known={"*": "all"}), "direct")
     assert results.faults() == ["test_a.test_good passed: its exception is needless"]
 
 
-def test_a_suite_without_tests_is_a_fault(report):
-    assert read(report("<testsuites/>"), Suite("a", ("a==1",)), "direct").faults() == ["no test ran"]
+def test_a_suite_of_which_fewer_tests_ran_than_are_known_is_a_fault(report):
+    empty = read(report("<testsuites/>"), Suite("a", 1, ("a==1",)), "direct")
+    assert empty.faults() == ["0 tests ran, fewer than 1"]
+    # Tests that fail ran, and those that were skipped did not.
+    known = {"*": "all that fail"}
+    assert all("ran" not in each for each in read(report(), Suite("a", 4, ("a==1",), known=known), "direct").faults())
+    assert "4 tests ran, fewer than 5" in read(report(), Suite("a", 5, ("a==1",), known=known), "direct").faults()
 
 
 @pytest.mark.parametrize("text", ["", "<testsuites>"])
 def test_half_a_report_is_none(report, text):
     with pytest.raises(ValueError, match="a left no report"):
-        read(report(text), Suite("a", ("a==1",)), "direct")
+        read(report(text), Suite("a", 1, ("a==1",)), "direct")
 
 
 def test_the_table_has_a_column_for_each_way_and_faults_name_suite_and_way(report):
-    suite = Suite("a", ("a[extra]==1",))
+    suite = Suite("a", 1, ("a[extra]==1",))
     found = {suite: {"direct": read(report("<testsuites/>"), suite, "direct"), "gateway": "no report"}}
     assert rows(found) == [["suite", "client", "direct", "gateway"], ["a", "a[extra] 1", "0 passed", "no report"]]
-    assert faults(found) == ["a, direct: no test ran", "a, gateway: no report"]
+    assert faults(found) == ["a, direct: 0 tests ran, fewer than 1", "a, gateway: no report"]
 
 
 def test_only_takes_names_of_suites(capsys):
@@ -84,7 +89,7 @@ def ran(monkeypatch, tmp_path):
 
     def ran(script):
         monkeypatch.setattr("e2e.clients.run.command", lambda *_: ["sh", "-c", script])
-        return run(Suite("a", ("a==1",)), "direct", urls, tmp_path)
+        return run(Suite("a", 1, ("a==1",)), "direct", urls, tmp_path)
 
     return ran
 
@@ -111,7 +116,7 @@ def test_a_suite_that_ended_early_is_a_fault_though_its_report_is_good(ran):
 
 def test_a_suite_whose_tests_are_all_skipped_is_a_fault(report):
     text = '<testsuites><testcase classname="a" name="b"><skipped message="no"/></testcase></testsuites>'
-    assert read(report(text), Suite("a", ("a==1",)), "direct").faults() == ["no test ran"]
+    assert read(report(text), Suite("a", 1, ("a==1",)), "direct").faults() == ["0 tests ran, fewer than 1"]
 
 
 def test_logs_of_another_run_are_not_overwritten(tmp_path, monkeypatch, capsys):

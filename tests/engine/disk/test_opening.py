@@ -20,7 +20,7 @@ def identity(tmp_path, monkeypatch):
     def of(etag):
         snapshot = Snapshot(None, tmp_path, (RemoteFile("model.safetensors", 1, etag),))
         files = ModelFiles("s3://models/a", tmp_path, remote=snapshot)
-        monkeypatch.setattr(opening, "resolve", lambda model, revision: files)
+        monkeypatch.setattr(opening, "resolve_configured", lambda config: files)
         return opening._identity(EngineConfig(model="s3://models/a"), INFO)
 
     return of

@@ -5,7 +5,7 @@ import json
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from inflight_engine.formats.schemas import MAX_BYTES, for_llguidance
+from inflight_engine.formats.schemas import MAX_BYTES, circle, for_llguidance
 
 A = {"type": "object", "properties": {"a": {"type": "integer"}}}
 B = {"type": "object", "properties": {"b": {"type": "integer"}}}
@@ -184,3 +184,24 @@ def test_a_schema_that_is_none_is_left_for_the_refusal(schema):
 def test_a_schema_that_is_too_long_is_not_looked_through(size):
     schema = {"anyOf": [A] * (size // 10)}
     assert ("additionalProperties" in json.dumps(for_llguidance(schema, {}))) == (size < MAX_BYTES)
+
+
+TO_A, TO_B = "#/$defs/a", "#/$defs/b"
+
+
+@pytest.mark.parametrize(
+    ("schema", "references"),
+    [
+        ({"$ref": "#"}, ["#"]),
+        ({"$ref": TO_A, "$defs": {"a": {"$ref": TO_B}, "b": {"$ref": TO_A}}}, [TO_B, TO_A]),
+        ({"properties": {"x": {"$ref": TO_A}}, "$defs": {"a": {"allOf": [{"minimum": 1}, {"$ref": TO_A}]}}}, [TO_A]),
+        ({"$defs": {"a": {"$ref": TO_B}, "b": {"type": "null"}}, "anyOf": [{"$ref": TO_A}, {"$ref": TO_B}]}, []),
+        ({"$ref": TO_A, "$defs": {"a": {"properties": {"next": {"$ref": TO_A}}}}}, []),
+        ({"$ref": TO_A, "$defs": {"a": {"anyOf": [{"$ref": TO_A}, {"type": "null"}]}}}, []),
+        ({"$ref": "#/$defs/none"}, []),
+        ({"$ref": "#/$defs/c0", "$defs": {f"c{i}": {"$ref": f"#/$defs/c{i + 1}"} for i in range(9000)}}, []),
+    ],
+    ids=["itself", "two", "with others", "none", "below a property", "a choice", "no target", "many"],
+)
+def test_references_that_lead_back_to_themselves_are_found(schema, references):
+    assert circle(schema) == references

@@ -31,11 +31,11 @@ class RealServer:
             stderr=self._stderr,
             env={**os.environ, "INFLIGHT_ADMIN_TOKEN": TOKEN},
         )
-        port = self._wait_for(lambda: re.search(r"listening on .* port (\d+)", self.log.read_text()))[1]
+        port = self.wait_for(lambda: re.search(r"listening on .* port (\d+)", self.log.read_text()))[1]
         self.url = f"http://127.0.0.1:{port}"
 
     def wait_ready(self):
-        self._wait_for(lambda: self.status("/ready") == 200)
+        self.wait_for(lambda: self.status("/ready") == 200)
         return self
 
     def status(self, path: str) -> int | None:
@@ -50,13 +50,22 @@ class RealServer:
         return {m[1]: float(m[2]) for m in re.finditer(r'^([\w:]+)\{model_name="[^"]*"\} (\S+)$', text, re.M)}
 
     def engine_pid(self) -> int:
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        """Returns the oldest engine process: younger ones are spares."""
+        return self.wait_for(self._engines)[0]
 
-        def engines():
-            found = ((each, Path(f"/proc/{each}/cmdline").read_text()) for each in children.read_text().split())
-            return [int(pid) for pid, command in found if "engine_process" in command]
+    def spare_pid(self, beside: int) -> int:
+        """Returns the spare beside an engine process, as soon as it has imported torch."""
 
-        return self._wait_for(engines)[0]
+        def imported():
+            spares = [pid for pid in self._engines() if pid != beside]
+            return [pid for pid in spares if "libtorch_cpu" in Path(f"/proc/{pid}/maps").read_text()]
+
+        return self.wait_for(imported)[0]
+
+    def _engines(self) -> list[int]:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        found = ((each, Path(f"/proc/{each}/cmdline").read_text()) for each in children)
+        return [int(pid) for pid, command in found if "engine_process" in command]
 
     def admin_port(self) -> int:
         return int(re.search(r"admin calls on .* port (\d+)", self.log.read_text())[1])
@@ -70,7 +79,7 @@ class RealServer:
             self.process.wait()
         self._stderr.close()
 
-    def _wait_for(self, condition):
+    def wait_for(self, condition):
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             if self.process.poll() is not None:

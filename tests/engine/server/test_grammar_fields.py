@@ -107,6 +107,11 @@ async def test_keywords_that_cannot_be_enforced_are_left_out_unless_the_schema_i
         (schema_format(REFUSED, strict=True), "response_format", ["schema.properties.a.items", '"not"']),
         (schema_format({"type": "nothing"}), "response_format", ["Invalid type"]),
         (structured(json=REFUSED), "structured_outputs", ["structured_outputs.json.properties.a.items", '"not"']),
+        (
+            schema_format({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, strict=True),
+            "response_format",
+            ["schema: $ref leads back to itself: #/$defs/a"],
+        ),
         (structured(json="[1]"), "structured_outputs", ["structured_outputs.json", "object"]),
         (structured(regex="a["), "structured_outputs", ["structured_outputs.regex", "unclosed character class"]),
         (structured(grammar="start: b"), "structured_outputs", ["structured_outputs.grammar", "unknown name"]),

@@ -11,6 +11,8 @@ import pytest
 from inflight_engine.models.checkpoints.pooling_config import PoolingConfig, read_pooling
 from inflight_engine.models.checkpoints.source import ModelFiles
 from inflight_engine.request import FinishReason
+from inflight_settings.engine import EngineConfig
+from inflight_settings.scheduling import ServiceClass
 from tests.engine.server.fake_engine import ByteTokenizer, until
 
 EMBEDDINGS = "/v1/embeddings"
@@ -23,7 +25,7 @@ def start(fake, path=EMBEDDINGS, headers=None, **body):
 
 async def pooled(fake, vectors, first=0):
     """The engine answers with these vectors, the last request's first."""
-    await until(lambda: len(fake.engine.requests) == first + len(vectors))
+    await until(lambda: len(fake.engine.requests) >= first + len(vectors))
     for number, vector in reversed([*enumerate(vectors, first)]):
         slot = number % 4
         fake.engine.report(
@@ -190,21 +192,101 @@ async def test_a_client_that_leaves_cancels_all_of_its_inputs(make_fake):
     await until(lambda: len(fake.engine.cancels) == 3)
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "field"),
-    [
-        (EMBEDDINGS, {"input": ["a", "b", "c"]}, "input"),
-        ("/v1/score", {"text_1": "a", "text_2": ["b", "c"]}, "text_2"),
-        ("/v1/rerank", {"query": "a", "documents": ["b", "c"]}, "documents"),
-    ],
-)
-async def test_inputs_that_do_not_all_fit_the_queue_are_refused_whole_by_their_name(make_fake, path, body, field):
+LISTS = [
+    (EMBEDDINGS, lambda texts: {"input": texts}, 0),
+    ("/v1/score", lambda texts: {"text_1": "q", "text_2": texts}, 1),
+    ("/v1/rerank", lambda texts: {"query": "q", "documents": texts}, 1),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "more"), LISTS)
+async def test_a_list_longer_than_the_queue_takes_half_of_it_and_the_rest_follows(make_fake, path, body, more):
+    fake = await make_fake(max_queued_requests=6)
+    count, waiting = 20 + more, fake.service.admission.waiting
+    call = start(fake, path, **body([str(i) for i in range(20)]))
+    for ended in range(count):
+        sent = min(count, ended + 3)
+        await until(lambda sent=sent: len(fake.engine.requests) == sent)
+        await until(lambda left=sent - ended: waiting.num_requests == left)
+        await pooled(fake, [[1.0, float(ended), 0.0]], first=ended)
+    assert (await call).status_code == 200
+    assert waiting.num_tokens == 0
+    assert len(fake.engine.requests) == count
+    answer = (await call).json()
+    assert len(answer["data"] if "data" in answer else answer["results"]) == 20
+
+
+async def test_each_input_of_a_long_list_gets_its_own_vector(make_fake):
     fake = await make_fake(max_queued_requests=2)
-    refused = await fake.post(path, **body)
+    call = start(fake, input=[str(i) for i in range(5)])
+    for number in range(5):
+        await pooled(fake, [[1.0, float(number), 0.0]], first=number)
+    vectors = [each["embedding"] for each in (await call).json()["data"]]
+    assert [round(b / a) for a, b, _ in vectors] == [*range(5)]
+
+
+async def test_half_of_the_queue_of_a_class_bounds_its_lists_too(make_fake):
+    classes = (ServiceClass("all"), ServiceClass("few", max_queued_requests=5))
+    fake = await make_fake(engine=EngineConfig("fake", classes=classes), max_queued_requests=8)
+    calls = [start(fake, input=["a"] * 9, **{"class": name}) for name in ("few", "all")]
+    await until(lambda: len(fake.engine.requests) == 2 + 4)
+    for call in calls:
+        call.cancel()
+
+
+async def test_a_list_that_finds_its_part_of_the_queue_taken_is_refused_whole(make_fake):
+    fake = await make_fake(max_queued_requests=4)
+    first = [start(fake, input="a") for _ in range(3)]
+    await until(lambda: len(fake.engine.requests) == 3)
+    refused = await fake.post(EMBEDDINGS, input=["a"] * 9)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "queue_full")
+    await pooled(fake, [UNIT[0]] * 3)
+    assert {(await call).status_code for call in first} == {200}
+    assert len(fake.engine.requests) == 3
+
+
+async def test_tokens_of_inputs_that_follow_later_are_bounded_too(make_fake):
+    fake = await make_fake(max_queued_requests=2, max_queued_tokens=10)
+    refused = await fake.post(EMBEDDINGS, input=["abc"] * 4)
     error = refused.json()["error"]
-    assert (refused.status_code, error["param"]) == (400, field)
-    assert error["message"].startswith(f"{field}: makes 3 requests")
-    assert not fake.engine.requests
+    assert (refused.status_code, error["param"]) == (400, "input")
+    assert "12 prompt tokens" in error["message"]
+    call = start(fake, input=["abc"] * 3)
+    await until(lambda: len(fake.engine.requests) == 1)
+    assert (await fake.post(EMBEDDINGS, input="ab")).status_code == 503
+    call.cancel()
+    await until(lambda: fake.service.admission.waiting.num_tokens == 0)
+
+
+async def test_a_client_that_leaves_takes_along_what_has_not_been_sent(make_fake):
+    fake = await make_fake(max_queued_requests=4)
+    call = start(fake, input=["a"] * 9)
+    await until(lambda: len(fake.engine.requests) == 2)
+    call.cancel()
+    await until(lambda: len(fake.engine.cancels) == 2)
+    await until(lambda: not len(fake.service.registry))
+    assert len(fake.engine.requests) == 2
+    assert fake.service.admission.waiting.num_tokens == 0
+
+
+async def test_the_first_input_that_fails_ends_its_list(make_fake):
+    fake = await make_fake(max_queued_requests=4)
+    call = start(fake, input=["a"] * 9)
+    await until(lambda: len(fake.engine.requests) == 2)
+    fake.engine.report(finished=[(0, FinishReason.OUT_OF_MEMORY)])
+    assert ((await call).status_code, (await call).json()["error"]["code"]) == (503, "out_of_memory")
+    await until(lambda: not len(fake.service.registry))
+    assert len(fake.engine.requests) == 2
+    assert fake.service.admission.waiting.num_tokens == 0
+
+
+@pytest.mark.parametrize(("path", "body", "more"), LISTS)
+async def test_a_list_has_at_most_2048_inputs(make_fake, path, body, more):
+    fake = await make_fake()
+    assert (await fake.post(path, **body(["a"] * 2049))).status_code == 400
+    call = start(fake, path, **body(["a"] * 2048))
+    await until(lambda: fake.engine.requests)
+    call.cancel()
 
 
 async def test_a_relay_gets_the_answer_as_a_frame_and_may_ask_again(make_fake):
@@ -229,3 +311,14 @@ def test_the_sdk_gets_equal_vectors_alone_and_in_company(server):
         alone = sdk.embeddings.create(model="smollm2", input=text, encoding_format="float").data[0].embedding
         assert alone == pytest.approx(vector, abs=1e-5)
         assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_list_longer_than_the_queue_gets_all_of_its_vectors_from_a_real_engine(server):
+    sdk = openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
+    texts = [f"Text {number}" for number in range(100)]  # the queue has 64 places
+    together = [each.embedding for each in sdk.embeddings.create(model="smollm2", input=texts).data]
+    assert len(together) == 100
+    for place in (0, 31, 32, 99):
+        alone = sdk.embeddings.create(model="smollm2", input=texts[place]).data[0].embedding
+        assert alone == pytest.approx(together[place], abs=1e-5)

@@ -26,13 +26,20 @@ def test_the_engine_is_all_that_this_process_and_its_children_started_in_any_thr
     process(tmp_path, 21, 30)
     process(tmp_path, 22, 40)
     process(tmp_path, 5, 7)
-    assert dict(resident_bytes(1, tmp_path)) == {"api": 10 * PAGE, "engine": 270 * PAGE}
+    assert dict(resident_bytes(1, None, tmp_path)) == {"api": 10 * PAGE, "engine": 270 * PAGE}
+
+
+def test_the_spare_is_no_part_of_the_engine(tmp_path):
+    process(tmp_path, 1, 10, [20], [30])
+    process(tmp_path, 20, 200)
+    process(tmp_path, 30, 50)
+    assert dict(resident_bytes(1, 30, tmp_path)) == {"api": 10 * PAGE, "engine": 200 * PAGE, "spare": 50 * PAGE}
 
 
 def test_processes_that_are_gone_count_nothing(tmp_path):
     process(tmp_path, 1, 10, [20])
-    assert dict(resident_bytes(1, tmp_path)) == {"api": 10 * PAGE, "engine": 0}
-    assert dict(resident_bytes(3, tmp_path)) == {"api": 0, "engine": 0}
+    assert dict(resident_bytes(1, None, tmp_path)) == {"api": 10 * PAGE, "engine": 0}
+    assert dict(resident_bytes(3, None, tmp_path)) == {"api": 0, "engine": 0}
 
 
 def test_a_process_that_goes_while_its_threads_are_listed_counts_nothing(tmp_path, monkeypatch):
@@ -46,7 +53,7 @@ def test_a_process_that_goes_while_its_threads_are_listed_counts_nothing(tmp_pat
     monkeypatch.setattr(
         type(tmp_path), "glob", lambda self, pattern: (vanishing if pattern.startswith("1/") else glob)(self, pattern)
     )
-    assert dict(resident_bytes(1, tmp_path)) == {"api": 10 * PAGE, "engine": 200 * PAGE}
+    assert dict(resident_bytes(1, None, tmp_path)) == {"api": 10 * PAGE, "engine": 200 * PAGE}
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

@@ -79,13 +79,18 @@ async def under_load(server, disrupt) -> tuple[float, list[Outcome]]:
 
 
 def disrupted_server(own_server, number, *flags):
+    return disrupted(own_server, lambda _, engine: os.kill(engine, number), *flags)
+
+
+def disrupted(own_server, disrupt, *flags):
+    """The server, when `disrupt` was called with it and its engine process, and outcomes."""
     server = own_server("--max-num-seqs", "8", "--seed", "1", "--dtype", "float32", *flags)
     expected = httpx.get(f"{server.url}/v1/runtime_config").json()
     change = {"max_num_seqs": 6, "revision": 5}
     token = {"authorization": "Bearer test-token"}
     assert httpx.patch(f"{server.url}/v1/runtime_config", json=change, headers=token).status_code == 200
     first = server.engine_pid()
-    at, outcomes = asyncio.run(under_load(server, lambda: os.kill(first, number)))
+    at, outcomes = asyncio.run(under_load(server, lambda: disrupt(server, first)))
     assert server.engine_pid() != first
     after = httpx.get(f"{server.url}/v1/runtime_config").json()
     assert after == expected | change
@@ -132,6 +137,52 @@ def test_engine_process_that_is_killed_while_blocks_go_to_host_memory_and_back_c
     counts = {name: float(value) for name, value in found}
     assert counts["inflight_tier_hit_blocks_total"] > 0
     assert counts["inflight_tier_failed_blocks_total"] == 0
+
+
+def test_spare_takes_over_from_an_engine_process_that_is_killed_and_another_spare_is_started(own_server):
+    spares = []
+
+    def disrupt(server, engine):
+        spares.append(server.spare_pid(beside=engine))
+        os.kill(engine, signal.SIGKILL)
+
+    server, at, outcomes = disrupted(own_server, disrupt, "--spare-process", "on")
+    check(server, at, outcomes)
+    engine = server.engine_pid()
+    assert engine == spares[0]
+    assert server.spare_pid(beside=engine) != engine
+    page = httpx.get(server.url + "/metrics").text
+    assert re.search(r'inflight_process_resident_memory_bytes\{.*process="spare"', page)
+
+
+def test_spare_that_is_killed_is_replaced(own_server):
+    server = own_server("--spare-process", "on")
+    engine = server.engine_pid()
+    first = server.spare_pid(beside=engine)
+    os.kill(first, signal.SIGKILL)
+    assert server.wait_for(lambda: server.spare_pid(beside=engine) != first)
+
+
+def test_engine_process_and_spare_that_are_killed_together_cost_no_request(own_server):
+    def disrupt(server, engine):
+        for pid in (server.spare_pid(beside=engine), engine):
+            os.kill(pid, signal.SIGKILL)
+
+    check(*disrupted(own_server, disrupt, "--spare-process", "on"))
+
+
+def test_spare_that_is_killed_while_it_takes_over_costs_no_request(own_server):
+    def disrupt(server, engine):
+        spare = server.spare_pid(beside=engine)
+        os.kill(spare, signal.SIGSTOP)  # so that it does not load the model
+        os.kill(engine, signal.SIGKILL)
+        server.wait_for(lambda: "the lost engine process was killed" in server.log.read_text())
+        time.sleep(0.5)
+        os.kill(spare, signal.SIGKILL)
+
+    server, at, outcomes = disrupted(own_server, disrupt, "--spare-process", "on")
+    check(server, at, outcomes)
+    assert "while it took over" in server.log.read_text()
 
 
 def test_engine_of_several_processes_is_replaced_with_all_of_them(own_server):

@@ -363,7 +363,7 @@ async def test_engine_that_dies_before_the_tokenizer_is_loaded_leaves_a_failed_s
         await fake.service.session.first_ready
         fake.engine.die()
         await asyncio.wait_for(fake.service.session.failure, 60)
-        return ByteTokenizer()
+        return ByteTokenizer(), ""
 
     monkeypatch.setattr(lifecycle, "_in_daemon_thread", slow)
     await lifecycle.Lifecycle(fake.service, None, OpenResponses())._load()

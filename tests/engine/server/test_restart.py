@@ -450,8 +450,8 @@ class FakeProcess:
     def kill(self):
         self.log.append("kill")
 
-    def successor(self):
-        self.log.append("start")
+    def successor(self, *, spare=False):
+        self.log.append("start spare" if spare else "start")
         return FakeProcess(self.log)
 
     def load(self, config):

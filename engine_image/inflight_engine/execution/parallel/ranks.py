@@ -32,7 +32,7 @@ from inflight_engine.execution.parallel.plan_frames import PlanEncoder
 from inflight_engine.execution.parallel.process_group import join
 from inflight_engine.execution.runner import Runner
 from inflight_engine.grammars.compiled import Grammars
-from inflight_engine.models.checkpoints.source import resolve
+from inflight_engine.models.checkpoints.source import resolve_configured
 from inflight_engine.output import StepOutput
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_settings.engine import EngineConfig
@@ -135,7 +135,7 @@ def _refuse(config: EngineConfig, device: torch.device) -> None:
         raise ValueError("disk_space is not supported with tensor_parallel_size above 1; set it to 0")
     if device.type == "cuda" and torch.cuda.device_count() < size:
         raise ValueError(f"tensor_parallel_size {size} needs as many GPUs, but there are {torch.cuda.device_count()}")
-    model_config = load_config(resolve(config.model, config.revision))
+    model_config = load_config(resolve_configured(config))
     refuse_options(config, model_config)
     model_config.shape.for_rank(size)
 

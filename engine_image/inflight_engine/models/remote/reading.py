@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from inflight_engine.models.remote.snapshot import Snapshot, take_snapshot
-from inflight_engine.models.remote.stream import PIECE, Stream
+from inflight_engine.models.remote.snapshot import Snapshot
+from inflight_engine.models.remote.stores import PIECE
+from inflight_engine.models.remote.stream import Stream
 from inflight_engine.models.remote.tensors import StoredTensor, read_tensors, reading_order
 
 _CLOSE_TOGETHER = 4 * PIECE
@@ -12,13 +13,13 @@ _begun: dict[str, tuple[dict[str, StoredTensor], Stream]] = {}
 """Readings that nothing has taken yet, by the model's source."""
 
 
-def read_early(source: str) -> None:
+def read_early(snapshot: Snapshot) -> None:
     """Begin to read the weights of a model that will be loaded: libraries that loading needs take seconds to import.
 
     Raises:
-        ModelSourceError: there is no usable model, or the store cannot be read.
+        ModelSourceError: the store cannot be read, or a file is damaged.
     """
-    _begun[source] = _begin(take_snapshot(source))
+    _begun[snapshot.store.source] = _begin(snapshot)
 
 
 def start_reading(snapshot: Snapshot, *, ahead: bool) -> tuple[dict[str, StoredTensor], Stream | None]:

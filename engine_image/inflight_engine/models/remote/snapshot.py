@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from inflight_engine.models.checkpoints.source import ModelSourceError
+from inflight_engine.models.remote.cache import ModelCache
+from inflight_engine.models.remote.cached import CachedStore
 from inflight_engine.models.remote.stores import (
     CONNECTIONS,
     INDEX,
@@ -40,31 +42,39 @@ class Snapshot:
 
     Attributes:
         folder: the small files.
-        shards: the files with weights, in the order of their names.
+        files: all that the model needs.
+        shards: those with weights, in the order of their names.
     """
 
     store: Store
     folder: Path
-    shards: tuple[RemoteFile, ...]
+    files: tuple[RemoteFile, ...]
+
+    @property
+    def shards(self) -> tuple[RemoteFile, ...]:
+        return tuple(file for file in self.files if not is_small(file.name))
 
 
-def take_snapshot(source: str) -> Snapshot:
+def take_snapshot(source: str, cache: ModelCache | None = None) -> Snapshot:
     """Find the model's files, or what another process of this server found.
+
+    Args:
+        cache: weights are read through it.
 
     Raises:
         ModelSourceError: there is no usable model, or the store cannot be read.
     """
-    store = Store(source)
+    store = Store(source) if cache is None else CachedStore(source, cache)
     folder = _shared_folder() / hashlib.sha256(source.encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     listing = folder / ".files"
     with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not listing.is_file():
-            shards = _fetch(store, folder)
-            _write(listing, json.dumps([asdict(shard) for shard in shards]).encode())
-    shards = [RemoteFile(**each) for each in json.loads(listing.read_bytes())]
-    return Snapshot(store, folder, tuple(shards))
+            files = _fetch(store, folder)
+            _write(listing, json.dumps([asdict(file) for file in files]).encode())
+    files = [RemoteFile(**each) for each in json.loads(listing.read_bytes())]
+    return Snapshot(store, folder, tuple(files))
 
 
 def digest(files: Sequence[RemoteFile]) -> str:
@@ -74,7 +84,7 @@ def digest(files: Sequence[RemoteFile]) -> str:
 
 
 def _fetch(store: Store, folder: Path) -> list[RemoteFile]:
-    """Write the small files into the folder. Returns those with weights."""
+    """Write the small files into the folder. Returns all that are needed."""
     files = store.files()
     if "config.json" not in files:
         raise ModelSourceError(
@@ -96,14 +106,15 @@ def _fetch(store: Store, folder: Path) -> list[RemoteFile]:
     for name, content in contents.items():
         _write(folder / name, content)
     shards = [files[name] for name in names]
+    needed = [*small, *shards]
     log.info(
         "model %s: %d files, %.2f GB of weights, digest %s",
         store.source,
-        len(small) + len(shards),
+        len(needed),
         sum(shard.size for shard in shards) / 1e9,
-        digest([*small, *shards]),
+        digest(needed),
     )
-    return shards
+    return needed
 
 
 def _write(path: Path, content: bytes) -> None:

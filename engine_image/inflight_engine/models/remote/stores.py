@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 CONNECTIONS = 16
 """Requests to a store at once. Object stores give one connection some 100 MB/s."""
 
+PIECE = 8 << 20
+"""Most bytes of one request: long against its latency, short to read again after a cut."""
+
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
@@ -190,7 +193,7 @@ class Store:
         """Return the sentence for an error that stays; None: it may pass."""
         source, status = f"model source {self.source}", _status(error)
         if status == 404:
-            return ModelSourceError(f"{source}: {what} is not there (404): check bucket, folder and endpoint")
+            return ModelSourceError(f"{source}: the store cannot find {what} (404): check bucket, folder and endpoint")
         if status == 401:
             return ModelSourceError(f"{source}: the store does not accept the credentials for {what} (401)")
         if status == 403:

@@ -6,18 +6,15 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from inflight_engine.models.remote.stores import CONNECTIONS, RemoteFile, Store
+from inflight_engine.models.remote.stores import CONNECTIONS, PIECE, RemoteFile, Store
 from inflight_engine.models.remote.tensors import StoredTensor
-
-PIECE = 8 << 20
-"""Most bytes of one request: long against its latency, short to read again after a cut."""
 
 WINDOW = 256 << 20
 """Most bytes that were read or asked for, and not taken; with a larger tensor its bytes come on top."""
@@ -52,8 +49,7 @@ def cut_pieces(tensors: Sequence[StoredTensor]) -> list[Piece]:
 
 def _cut_run(run: list[StoredTensor]) -> list[Piece]:
     pieces, first = [], 0
-    for start in range(run[0].start, run[-1].end, PIECE):
-        end = min(start + PIECE, run[-1].end)
+    for start, end in _cuts(run[0].start, run[-1].end):
         while run[first].end <= start:
             first += 1
         last = first
@@ -61,6 +57,14 @@ def _cut_run(run: list[StoredTensor]) -> list[Piece]:
             last += 1
         pieces.append(Piece(run[0].file, start, end, tuple(run[first:last])))
     return pieces
+
+
+def _cuts(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Cut a range where the file's multiples of `PIECE` are: a cache has those pieces as its blocks."""
+    while start < end:
+        until = min(start - start % PIECE + PIECE, end)
+        yield start, until
+        start = until
 
 
 class _Arriving:
@@ -197,14 +201,14 @@ def read_range(store: Store, file: RemoteFile, start: int, end: int) -> Bytes:
     """
     data = np.empty(end - start, np.uint8)
 
-    def read(at: int) -> None:
-        until = min(at + PIECE, end)
+    def read(piece: tuple[int, int]) -> None:
+        at, until = piece
         data[at - start : until - start] = np.frombuffer(store.read(file, at, until), np.uint8)
 
     if len(data) <= PIECE:
-        read(start)
+        read((start, end))
         return data
     with ThreadPoolExecutor(CONNECTIONS) as pool:
-        for _ in pool.map(read, range(start, end, PIECE)):
+        for _ in pool.map(read, _cuts(start, end)):
             pass
     return data

@@ -31,6 +31,12 @@ class QueueAdmission:
         self._class_bounds = {each.name: each.max_queued_requests for each in engine.classes}
         self._shedding = Shedding(self.waiting, engine.classes, config.shed_after)
 
+    def share(self, service_class: str) -> int:
+        """Requests of one body that may be in the queue at once, where the others can follow as these end: half of its
+        places, so that lists longer than the queue are taken, and leave room for others."""
+        bounds = (self._max_requests, self._class_bounds[service_class])
+        return max(1, min(most for most in bounds if most is not None) // 2)
+
     def refusal(
         self,
         service_class: str,
@@ -43,7 +49,8 @@ class QueueAdmission:
         """Why a number of requests may not wait now, with the reason's short name; None: they may.
 
         Args:
-            num_tokens: of each prompt; empty before they are known.
+            num_requests: that enter the queue at once.
+            num_tokens: of each prompt of the body; empty before they are known.
             weights: of all classes.
             field: of the body that makes so many requests, or has the prompts.
         """

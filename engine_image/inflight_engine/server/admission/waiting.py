@@ -29,7 +29,7 @@ class WaitingRequests:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt tokens of all waiting requests."""
+        """Prompt tokens of all waiting requests, and of those that are to follow them."""
         return sum(each.num_tokens for each in self.classes.values())
 
     @property
@@ -45,6 +45,11 @@ class WaitingRequests:
         """A request was admitted, or ended while it waited."""
         self.classes[service_class].leave(request_id)
 
+    def hold(self, service_class: str, num_tokens: int) -> None:
+        """Count the prompt tokens of a request that is to enter the queue when another of its body ends; it has no
+        place yet. Negative: no longer."""
+        self.classes[service_class].num_tokens += num_tokens
+
 
 class WaitingOfClass:
     """The waiting requests of a class.
@@ -54,7 +59,7 @@ class WaitingOfClass:
         per_token: seconds that each token of its prompt adds to them.
 
     Attributes:
-        num_tokens: prompt tokens of all of them.
+        num_tokens: prompt tokens of all of them, and of those that are to follow them.
     """
 
     def __init__(self, target: float, per_token: float) -> None:

@@ -24,11 +24,12 @@ class EngineProcess:
         started: seconds, monotonic.
     """
 
-    def __init__(self, cpus: frozenset[int] | None = None) -> None:
+    def __init__(self, cpus: frozenset[int] | None = None, *, spare: bool = False) -> None:
         """Start the process. It imports its modules, which takes seconds, and waits for its configuration.
 
         Args:
             cpus: numbers of the CPUs that it may use; None: those that this process may use now.
+            spare: it gets its configuration later, if ever, and imports its modules when nothing else wants the CPUs.
         """
         self.started = time.monotonic()
         self._killed = False
@@ -36,15 +37,22 @@ class EngineProcess:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs, _blocked(signal.SIGINT, signal.SIGTERM), _inheriting(self._cpus):
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "inflight_engine.engine_process", str(theirs.fileno())],
+                [
+                    *(sys.executable, "-m", "inflight_engine.engine_process", str(theirs.fileno())),
+                    *(["spare"] if spare else []),
+                ],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.PIPE,
                 process_group=0,  # with the processes that it starts, so that all of them can be ended together
             )
 
-    def successor(self) -> EngineProcess:
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def successor(self, *, spare: bool = False) -> EngineProcess:
         """Start another process on the same CPUs, regardless of later changes of this process's affinity."""
-        return EngineProcess(self._cpus)
+        return EngineProcess(self._cpus, spare=spare)
 
     def load(self, config: EngineConfig) -> None:
         """Send its configuration; loading continues in the background."""

@@ -71,6 +71,7 @@ class EngineSession:
         ready: report of the latest engine process after loading.
         lost: set when a new engine process has to be started.
         lost_at: when the latest engine process was lost, seconds on the monotonic clock.
+        taken_over: the process that loads the model was a spare one. If it is killed, another one is started.
         stats: state of the engine process after its latest step.
         record: file of the scheduling record; None: no recording.
         kv_events: publishes what the engine processes report of their prefix cache; None: they report nothing.
@@ -88,6 +89,7 @@ class EngineSession:
         self.ready: EngineReady | None = None
         self.lost = asyncio.Event()
         self.lost_at = 0.0
+        self.taken_over = False
         self.stats = NO_STATS
         self.record = None if config.record is None else Path(config.record)
         self.progress = Progress(time.monotonic())
@@ -176,6 +178,11 @@ class EngineSession:
             return
         self.link.cut()
         now = time.monotonic()
+        if self.phase is Phase.RESTARTING and self.taken_over and why is None:
+            log.error("the spare engine process is gone while it took over; another one is started")
+            self.lost_at = now
+            self.lost.set()
+            return
         if self.phase is not Phase.READY or not self._restarts.begin(now):
             self.fail(why or "")
             return
@@ -194,6 +201,9 @@ class EngineSession:
             self.calls.fail(self.not_ready())
 
     def _loaded(self, ready: EngineReady) -> None:
+        if self.ready is not None and ready.runner.digest != self.ready.runner.digest:
+            self.fail("the model's files have changed since this server first read them: start it again")
+            return
         self.ready = ready
         self.progress = Progress(time.monotonic())
         self.link.open = True

@@ -11,6 +11,7 @@ from pathlib import Path
 from inflight_engine.server.engine.phase import Phase
 from inflight_engine.server.engine.process import EngineProcess, describe_exit
 from inflight_engine.server.engine.session import EngineSession
+from inflight_engine.server.engine.spare import Spare
 from inflight_settings.engine import EngineConfig
 
 log = logging.getLogger(__name__)
@@ -29,11 +30,13 @@ class Supervisor:
 
     Attributes:
         process: the current engine process.
+        spare: takes over where there is one.
         start_seconds: seconds that the first one took from its start until ready.
     """
 
-    def __init__(self, session: EngineSession, config: EngineConfig, process: EngineProcess) -> None:
+    def __init__(self, session: EngineSession, config: EngineConfig, process: EngineProcess, spare: Spare) -> None:
         self.process = process
+        self.spare = spare
         self.start_seconds = 0.0
         self._session = session
         self._config = config
@@ -68,7 +71,9 @@ class Supervisor:
             session.record = _segment(Path(config.record or ""), self._restarts)
             config = replace(config, record=str(session.record))
             log.info("the recording goes on in %s", session.record)
-        self.process = self.process.successor()
+        spare = self.spare.take()
+        session.taken_over = spare is not None
+        self.process = self.process.successor() if spare is None else spare
         self.process.load(config)
         await session.link.connect(self.process.socket)
 
@@ -81,6 +86,7 @@ class Supervisor:
             if late > CHECK_SECONDS:
                 session.progress.excuse(late)
             last = now
+            self.spare.check(now, self.process)
             if session.hung:
                 session.lose("the engine process hung: it made no progress in its step")
             elif session.phase is Phase.RESTARTING and now - session.lost_at > self._restart_seconds:

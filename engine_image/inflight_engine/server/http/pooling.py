@@ -83,7 +83,7 @@ def _response(service: Service, call: Call, answer: PoolingAnswer) -> Response:
 
 
 async def begin(service: Service, http: Request, body: PoolingFields) -> Call:
-    """Put the prompts into the engine's queue: all of them, or none.
+    """Put the prompts into the engine's queue: all of them, or none. Of many, some enter it as others end.
 
     Raises:
         ApiError: 400, or 503 if they cannot be accepted now.
@@ -94,7 +94,8 @@ async def begin(service: Service, http: Request, body: PoolingFields) -> Call:
     prompts = body.prompts()
     continued = continued_choices(body.inflight_continuation, len(prompts), relayed=relayed)
     several = [*prompts][-1].partition(".")[0]
-    service.registry.check_room(scheduling.service_class, len(prompts), several)
+    at_once = min(len(prompts), service.registry.share(scheduling.service_class))
+    service.registry.check_room(scheduling.service_class, at_once, several)
     tokenizer, facts = service.model
     if tokenizer.pooling.refusal:
         raise bad_request(tokenizer.pooling.refusal, code="unsupported_parameter")
@@ -122,7 +123,7 @@ async def begin(service: Service, http: Request, body: PoolingFields) -> Call:
             )
         )
     inbox = Inbox(service.deliveries)
-    generations = service.registry.submit(requests, tokenizer, arrived, inbox, several)
+    generations = service.registry.submit(requests, tokenizer, arrived, inbox, several, at_once)
     num_prompt_tokens = sum(len(each.prompt_token_ids) for each in requests)
     exchange.call = call = Call(generations, inbox, num_prompt_tokens, 1, streaming=False, relayed=relayed)
     return call

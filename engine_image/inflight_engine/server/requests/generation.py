@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -103,6 +104,7 @@ class Generation:
         "finish_reason",
         "first_token_counted",
         "last_token_at",
+        "later",
         "logprobs",
         "num_preemptions",
         "phase",
@@ -146,6 +148,9 @@ class Generation:
         """The hidden state of the last token of its prompt, float32; empty: not asked for, or not there yet."""
         self.finish_reason: FinishReason | None = None
         self.error: ApiError | None = None
+        self.later: deque[Generation] | None = None
+        """Generations of its call that are not in the queue yet, shared by all of the call: the next one enters when
+        one ends. None: there are none."""
         self.enqueued_at = arrived
         """Time of its entry into the queue: at first, or again for another engine process."""
         self.slot = -1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -89,12 +90,17 @@ class RequestRegistry:
             self._counts.rejections["draining"] += 1
             raise shutting_down()
 
+    def share(self, service_class: str) -> int:
+        """Requests of one body that may be in the queue at once, where the others can follow as these end."""
+        return self._admission.share(service_class)
+
     def check_room(self, service_class: str, num_requests: int, field: str, num_tokens: Sequence[int] = ()) -> None:
         """Check that requests of one class may wait now, all or none.
 
         Args:
+            num_requests: that enter the queue at once.
             field: of the body that makes so many, or has the prompts.
-            num_tokens: tokens of each prompt; empty before they are known.
+            num_tokens: tokens of each prompt of the body; empty before they are known.
 
         Raises:
             ApiError: as `check_admitting`; 503 the queue is full or the wait too long; 400 they can never wait.
@@ -123,13 +129,21 @@ class RequestRegistry:
                 self._count_output(generation)
 
     def submit(
-        self, requests: Sequence[GenerationRequest], tokenizer: Tokenizer, arrived: float, inbox: Inbox, field: str
+        self,
+        requests: Sequence[GenerationRequest],
+        tokenizer: Tokenizer,
+        arrived: float,
+        inbox: Inbox,
+        field: str,
+        at_once: int | None = None,
     ) -> list[Generation]:
         """Send requests of one class to the engine, all or none; while it restarts they wait for the next one. Requests
         that another replica has finished are not sent. `inbox` receives their updates.
 
         Args:
             field: of the body that has the prompts.
+            at_once: most of them in the engine at once; the next one is sent when one ends, and ended with the first
+                one that fails. None: all.
 
         Raises:
             ApiError: as `check_room`.
@@ -139,24 +153,26 @@ class RequestRegistry:
             Generation(request, tokenizer.detokenizer(request.prompt_token_ids, request.shown_ids), arrived, inbox)
             for request in requests
         ]
-        unfinished, now = [generation for generation in generations if not generation.done], time.monotonic()
+        unfinished = [generation for generation in generations if not generation.done]
         if not unfinished:
             return generations
         service_class = requests[0].scheduling.service_class
-        self.check_room(service_class, len(unfinished), field, [each.num_known_tokens for each in unfinished])
-        # First, so that requests that cannot be sent are not counted.
-        self._session.send(*_messages([(each, each.request.relayed) for each in unfinished]))
-        for generation in unfinished:
-            self._requests[generation.request.request_id] = generation
-            self._move(generation, RequestPhase.QUEUED)
-            self._admission.demand.arrived(generation.num_known_tokens)
-            if self._session.phase is Phase.READY:
-                self._timeouts.waits(generation, now)
+        first = unfinished[:at_once]
+        later = deque(unfinished[len(first) :])
+        self.check_room(service_class, len(first), field, [each.num_known_tokens for each in unfinished])
+        self._enqueue(first)
+        if later:
+            for generation in unfinished:
+                generation.later = later
+            self._admission.waiting.hold(service_class, sum(each.num_known_tokens for each in later))
         return generations
 
     def end(self, generation: Generation, reason: FinishReason, error: ApiError | None = None) -> None:
         """End a request from this side, and in the engine; no-op when it has ended already."""
         if generation.done:
+            return
+        if generation.phase is RequestPhase.NEW:
+            self._drop_later(generation, reason, error)
             return
         if reason is not FinishReason.STOP:
             self._counts.cancelled += 1
@@ -301,11 +317,40 @@ class RequestRegistry:
         self._count_output(generation)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._admission.demand.output_lengths.ended(len(generation.token_ids))
+        else:
+            self._drop_later(generation, reason, error)
         self._counts.ended(generation)
 
     def _forget(self, generation: Generation) -> None:
         generation.move(RequestPhase.GONE)
         del self._requests[generation.request.request_id]
+        if generation.later:
+            following = generation.later.popleft()
+            self._release(following)
+            self._enqueue([following])
+
+    def _enqueue(self, generations: Sequence[Generation]) -> None:
+        """Send requests to the engine, all or none."""
+        # First, so that requests that cannot be sent are not counted.
+        self._session.send(*_messages([(each, each.request.relayed) for each in generations]))
+        now = time.monotonic()
+        for generation in generations:
+            self._requests[generation.request.request_id] = generation
+            self._move(generation, RequestPhase.QUEUED)
+            self._admission.demand.arrived(generation.num_known_tokens)
+            if self._session.phase is Phase.READY:
+                self._timeouts.waits(generation, now)
+
+    def _drop_later(self, generation: Generation, reason: FinishReason, error: ApiError | None) -> None:
+        """End the requests of its call that were not sent."""
+        while generation.later:
+            later = generation.later.popleft()
+            self._release(later)
+            later.finish(reason, time.monotonic(), error)
+
+    def _release(self, generation: Generation) -> None:
+        """A request is no longer one of those to be sent later."""
+        self._admission.waiting.hold(generation.request.scheduling.service_class, -generation.num_known_tokens)
 
     def _move(self, generation: Generation, phase: RequestPhase) -> None:
         """Move to another phase, with the count of waiting requests."""

@@ -13,20 +13,24 @@ _PROC = Path("/proc")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def memory_families(page: Families) -> None:
-    """Add the memory of processes; /proc is read only if requested."""
+def memory_families(page: Families, spare: int | None) -> None:
+    """Add the memory of processes; /proc is read only if requested. `spare`: as in `resident_bytes`."""
     page.gauges(
         "inflight_process_resident_memory_bytes",
-        "Resident memory. process=api: HTTP server; process=engine: engine process and its workers.",
+        "Resident memory. process=api: HTTP server; process=engine: engine process and its workers. "
+        "process=spare: the process that waits to take over from it.",
         ("process",),
-        (((name,), size) for name, size in resident_bytes(os.getpid())),
+        (((name,), size) for name, size in resident_bytes(os.getpid(), spare)),
     )
 
 
-def resident_bytes(pid: int, proc: Path = _PROC) -> Iterator[tuple[str, int]]:
-    """Bytes of the API process `pid`, and of all processes below it together. Memory that they share counts in each."""
+def resident_bytes(pid: int, spare: int | None = None, proc: Path = _PROC) -> Iterator[tuple[str, int]]:
+    """Bytes of the API process `pid`, of its child `spare` (None: there is none), and of all other processes below it
+    together. Memory that they share counts in each."""
     yield "api", _resident(pid, proc)
-    yield "engine", sum(_resident(child, proc) for child in _descendants(pid, proc))
+    yield "engine", sum(_resident(child, proc) for child in _descendants(pid, proc) if child != spare)
+    if spare is not None:
+        yield "spare", _resident(spare, proc)
 
 
 def _descendants(pid: int, proc: Path) -> Iterator[int]:

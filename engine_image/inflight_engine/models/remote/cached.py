@@ -1,0 +1,249 @@
+"""Reads files of a store through a model cache: each block once from the store, by one process of all that share it.
+
+An entry is a file in one version. `data` has its bytes in their places, `blocks` a record for each block that is there:
+the checksums of its pages. A process that wants a block that is missing locks the block's byte of `blocks`, reads the
+block from the store, and writes data and record; others wait for the lock and then read what was written. A process
+that is killed leaves blocks without a record, which are read from the store again.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import logging
+import os
+import struct
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from inflight_engine.models.remote.cache import CacheError, Entry, ModelCache, NoRoomError, wait_for
+from inflight_engine.models.remote.stores import PIECE, RemoteFile, Store
+
+PAGE = 1 << 20
+"""Bytes with a checksum of their own: reading a small tensor reads so much."""
+
+_DIGEST = 16
+"""Bytes of a checksum."""
+_RECORD = PIECE // PAGE * _DIGEST
+
+_LOCK_SECONDS = 90.0
+"""Time to wait for another process that reads a block: longer than a store's errors are borne."""
+_STRIPES = 64
+
+log = logging.getLogger(__name__)
+
+
+class CachedStore(Store):
+    """A store whose files are read through a cache.
+
+    A file without a strong etag is not kept: it may change without notice. Whatever fails in the cache is logged, and
+    the store is read instead.
+    """
+
+    def __init__(self, source: str, cache: ModelCache) -> None:
+        super().__init__(source)
+        self._cache = cache
+        self._lock = threading.Lock()
+        self._files: dict[RemoteFile, _CachedFile | None] = {}
+        self._trouble: set[str] = set()
+        self._usable = self._writes = True
+
+    def read(self, file: RemoteFile, start: int, end: int) -> memoryview:
+        """Read bytes `start` to `end` of a file, in the version that was found.
+
+        Raises:
+            ModelSourceError: as `Store.read`.
+        """
+        if start == end or not file.name.endswith(".safetensors"):
+            return super().read(file, start, end)
+        with self._lock:
+            if file not in self._files:
+                self._files[file] = self._open(file)
+            cached = self._files[file]
+        return super().read(file, start, end) if cached is None else self._read(cached, start, end)
+
+    def fill(self, file: RemoteFile, start: int) -> int:
+        """Bring the block that begins at `start` into the cache. Returns its bytes.
+
+        Raises:
+            ModelSourceError: as `Store.read`.
+            CacheError: the cache does not keep it.
+        """
+        self.read(file, start, start + 1)
+        if self._trouble:
+            raise CacheError(next(iter(self._trouble)))
+        return min(PIECE, file.size - start)
+
+    def _open(self, file: RemoteFile) -> _CachedFile | None:
+        if not self._usable:
+            return None
+        if file.etag is None or file.etag.startswith("W/"):
+            self._complain(f"{file.name} is not kept in the model cache: the server gives it no strong ETag")
+            return None
+        try:
+            return _CachedFile(self._cache.hold(self._key(file), _size(file)), file)
+        except CacheError as error:
+            # Each file would wait for the lock of the folder anew.
+            self._usable = isinstance(error, NoRoomError)
+            self._complain(f"{file.name if self._usable else 'all'} is read from the source: {error}")
+        except OSError as error:
+            self._complain(f"{file.name} is read from the source: the model cache: {error.strerror or error}")
+        return None
+
+    def _key(self, file: RemoteFile) -> str:
+        """Return a name for the content. Another store may give other bytes the same etag, so it is part of it."""
+        endpoint, layout = os.environ.get("INFLIGHT_MODEL_ENDPOINT", ""), f"{PIECE}/{PAGE}/{_DIGEST}"
+        parts = (self.source, endpoint, file.name, str(file.size), str(file.etag), layout)
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+    def _read(self, cached: _CachedFile, start: int, end: int) -> memoryview:
+        first, last = start // PIECE, (end - 1) // PIECE
+        if first == last:
+            return self._read_block(cached, first, start, end)
+        whole = np.empty(end - start, np.uint8).data
+        for number in range(first, last + 1):
+            at, until = max(start, number * PIECE), min(end, (number + 1) * PIECE)
+            whole[at - start : until - start] = self._read_block(cached, number, at, until)
+        return whole
+
+    def _read_block(self, cached: _CachedFile, number: int, start: int, end: int) -> memoryview:
+        found = self._stored(cached, number, start, end)
+        if found is not None:
+            return found
+        with self._only_here(cached, number) as alone:
+            found = self._stored(cached, number, start, end)
+            if found is not None:
+                return found
+            begin = number * PIECE
+            data = super().read(cached.file, begin, min(begin + PIECE, cached.file.size))
+            if alone and self._writes:
+                self._keep(cached, number, data)
+            return data[start - begin : end - begin]
+
+    @contextmanager
+    def _only_here(self, cached: _CachedFile, number: int) -> Iterator[bool]:
+        """Lock a block; False: the lock is not to be had."""
+        with cached.stripes[number % _STRIPES]:
+            try:
+                alone = wait_for(lambda: cached.try_lock(number), _LOCK_SECONDS)
+                if not alone:
+                    self._complain(f"blocks of {cached.file.name} are locked by another process for too long")
+            except OSError as error:
+                self._complain(f"the model cache has no locks of ranges: {error.strerror or error}")
+                alone = False
+            try:
+                yield alone
+            finally:
+                if alone:
+                    cached.unlock(number)
+
+    def _stored(self, cached: _CachedFile, number: int, start: int, end: int) -> memoryview | None:
+        try:
+            return cached.stored(number, start, end)
+        except OSError as error:
+            self._complain(f"{cached.file.name} is read from the source: the model cache: {error.strerror or error}")
+            return None
+
+    def _keep(self, cached: _CachedFile, number: int, data: memoryview) -> None:
+        try:
+            cached.keep(number, data)
+        except OSError as error:
+            self._writes = False
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            reason = "its disk is full" if full else error.strerror or error
+            self._complain(f"the model cache cannot be written: {reason}; weights are read from the source")
+
+    def _complain(self, sentence: str) -> None:
+        if sentence not in self._trouble:
+            self._trouble.add(sentence)
+            log.warning("model %s: %s", self.source, sentence)
+
+
+class _CachedFile:
+    """A file in the cache. It is released with this object: reads in flight keep it."""
+
+    def __init__(self, entry: Entry, file: RemoteFile) -> None:
+        self.file = file
+        self.stripes = [threading.Lock() for _ in range(_STRIPES)]
+        self._entry = entry
+        self._data, self._blocks = (self._opened(name) for name in ("data", "blocks"))
+
+    def _opened(self, name: str) -> int:
+        descriptor = self._entry.open(name)
+        weakref.finalize(self, os.close, descriptor)
+        return descriptor
+
+    def stored(self, number: int, start: int, end: int) -> memoryview | None:
+        """Return bytes of a block; None: it is not here, or damaged."""
+        record = os.pread(self._blocks, _RECORD, number * _RECORD)
+        if not any(record):
+            return None
+        first = start // PAGE
+        pages = range(first, (end - 1) // PAGE + 1)
+        data = np.empty(min(pages.stop * PAGE, self.file.size) - first * PAGE, np.uint8).data
+        intact = _read_full(self._data, data, first * PAGE)
+        if not intact or any(
+            _digest(data[(page - first) * PAGE : (page - first + 1) * PAGE]) != _digest_in(record, page)
+            for page in pages
+        ):
+            log.warning("a block of %s in the model cache is damaged: it is read from the source", self.file.name)
+            return None
+        return data[start - first * PAGE : end - first * PAGE]
+
+    def keep(self, number: int, data: memoryview) -> None:
+        """Write a block and then its record: what has one is whole, or its checksums say that it is not."""
+        _write_full(self._data, data, number * PIECE)
+        record = b"".join(_digest(data[at : at + PAGE]) for at in range(0, len(data), PAGE))
+        _write_full(self._blocks, memoryview(record.ljust(_RECORD, b"\0")), number * _RECORD)
+
+    def try_lock(self, number: int) -> bool:
+        """Lock a block against other processes. Returns whether it could be had at once."""
+        try:
+            self._lock(fcntl.F_WRLCK, number)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                return False
+            raise
+        return True
+
+    def unlock(self, number: int) -> None:
+        self._lock(fcntl.F_UNLCK, number)
+
+    def _lock(self, kind: int, number: int) -> None:
+        # Of the open file, not of the process: other descriptors of the file may be closed without an end of the lock.
+        fcntl.fcntl(self._blocks, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, number, 1, 0))
+
+
+def _size(file: RemoteFile) -> int:
+    """Return the most bytes of an entry, beside its folder."""
+    return file.size + -(-file.size // PIECE) * _RECORD
+
+
+def _digest(data: memoryview) -> bytes:
+    return hashlib.sha256(data).digest()[:_DIGEST]
+
+
+def _digest_in(record: bytes, page: int) -> bytes:
+    at = page % (PIECE // PAGE) * _DIGEST
+    return record[at : at + _DIGEST]
+
+
+def _read_full(descriptor: int, data: memoryview, offset: int) -> bool:
+    done = 0
+    while done < len(data):
+        count = os.preadv(descriptor, [data[done:]], offset + done)
+        if count == 0:
+            return False
+        done += count
+    return True
+
+
+def _write_full(descriptor: int, data: memoryview, offset: int) -> None:
+    while data:
+        count = os.pwrite(descriptor, data, offset)
+        data, offset = data[count:], offset + count
