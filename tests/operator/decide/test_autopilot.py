@@ -233,6 +233,25 @@ def test_a_younger_fleet_has_room_for_more_growth_the_longer_replicas_take_to_st
         assert reason.numbers["growth"] == pytest.approx(room + more, abs=1e-4)
 
 
+def test_one_replica_of_a_service_in_its_first_minute_has_room_for_180_percent_more_and_less_and_less():
+    replicas, reason, _ = decided(view([12.0] * 11, ready=1))
+    assert replicas == 2
+    assert reason.numbers["growth"] == pytest.approx(0.3 + 1.8 / 2)
+
+
+def test_the_rate_is_that_of_a_minute_and_a_queue_is_worked_off_in_one():
+    seen = view([20.0] * 43 + [16.0] * 17, waiting=600, waiting_tokens=600 * WORKLOAD.prompt)
+    numbers = decided(seen)[1].numbers
+    assert numbers["rate"] == pytest.approx((3 * 20 + 17 * 16) / 20)
+    assert numbers["backlog"] == pytest.approx(10 / EACH)
+
+
+def test_a_replica_that_demand_may_need_again_by_chance_stays_beside_those_for_a_queue():
+    queue = {"waiting": 3000, "waiting_tokens": 3000 * WORKLOAD.prompt, "ready_for": 3600.0}
+    need = decided(view([33.0] * 60, ready=1, **queue))[0]
+    assert decided(view([33.0] * 60, ready=need + 1, **queue))[0] == need + 1
+
+
 @pytest.mark.parametrize(("deviations", "rises"), [(2.8, False), (3.2, True)])
 def test_a_slope_counts_from_three_standard_deviations_of_one_by_chance(deviations, rises):
     slope = deviations * math.sqrt(12 * 20 / 177**3)
