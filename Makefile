@@ -12,7 +12,7 @@ HAVE_CXX := command -v "$${CXX:-c++}" g++ clang++ >/dev/null
 KERNELS := $(wildcard engine_image/kernels/* tests/engine/native/*.h)
 INSTALL_VENV := { $(APT_INSTALL_VENV) || { apt-get -q update && $(APT_INSTALL_VENV); }; }
 
-.PHONY: help demo demo-down demo-engine test lint types unit fuzz bench bench-loop bench-api bench-startup bench-scheduler bench-tiers bench-simulator bench-fleet bench-operator bench-autopilot bench-gateway picture-top contract e2e e2e-clients e2e-disruptions e2e-storm e2e-vllm venv cluster kubeconfig cluster-down dev format crd dashboards-json chart-files scan docs docs-reference lock
+.PHONY: help demo demo-down demo-engine test lint types unit fuzz bench bench-loop bench-api bench-startup bench-delivery bench-scheduler bench-tiers bench-simulator bench-fleet bench-operator bench-autopilot bench-gateway picture-top contract e2e e2e-clients e2e-disruptions e2e-release e2e-storm e2e-vllm kubernetes-versions release release-image venv cluster kubeconfig cluster-down dev format crd dashboards-json chart-files scan docs docs-reference lock
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ bench-api: .venv/kernels.stamp ## Tokens/s and streams that one API process carr
 bench-startup: .venv/kernels.stamp ## From the start of a server to its first token, and from a killed engine process to the next
 	@$(PY) -m tools.bench.startup
 
+bench-delivery: .venv/kernels.stamp ## A model of 2 GB from a store over a link of 1 Gb/s, and over one without a limit, to the first token. ARGS=--help
+	@$(PY) -m tools.bench.delivery $(ARGS)
+
 bench-scheduler: .venv/kernels.stamp ## What one iteration of the scheduler costs, by size
 	@$(PY) -m tools.bench.scheduler
 
@@ -79,7 +82,7 @@ bench-gateway: .venv/kernels.stamp ## The gateway: overhead beside a direct conn
 	@$(PY) -m tools.bench.gateway $(ARGS)
 
 contract: .venv/kernels.stamp ## Tests against a real kube-apiserver, and clients of others
-	$(PY) -m pytest -m contract tests/chart tests/tools/localcluster tests/contract tests/vllm_plugin tests/e2e/clients
+	$(PY) -m pytest -m contract tests/chart tests/tools/localcluster tests/contract tests/deploy tests/vllm_plugin tests/e2e/clients
 
 e2e: .venv/kernels.stamp cluster ## Tests on real pods in the local cluster
 	$(PY) -m pytest e2e/scenarios
@@ -95,6 +98,12 @@ e2e-storm: .venv/tools.stamp ## Fifty sleeping services asked at the same moment
 
 e2e-vllm: .venv/kernels.stamp cluster ## The same on pods of vLLM: limits, traffic through disruptions, zero replicas; makes an image (4 GB) at first
 	@$(PY) -m pytest -s e2e/vllm $(ARGS)
+
+e2e-release: .venv/kernels.stamp ## The operator's image built, pushed to a registry on this machine, and run from there by digest
+	@$(PY) -m pytest -s e2e/release $(ARGS)
+
+kubernetes-versions: .venv/kernels.stamp ## Contract tests on the API servers of several versions of Kubernetes, and a table; an hour at first. ARGS=--help
+	@$(PY) -m tools.kubernetes_versions $(ARGS)
 
 venv: .venv/kernels.stamp ## .venv with every program in .venv/bin
 
@@ -127,6 +136,12 @@ chart-files: .venv/tools.stamp ## Regenerate the table of the chart's values and
 scan: .venv/tools.stamp ## checkov over what the chart and the operator render; installs checkov beside .venv at first
 	@$(PY) -m deploy.scan
 
+release-image: .venv/tools.stamp ## Build an image of a release for this machine's architecture and push it. ARGS=--help
+	@$(PY) -m deploy.release image $(ARGS)
+
+release: .venv/tools.stamp ## Publish a release whose images are pushed: chart with their digests, manifests. ARGS=--help
+	@$(PY) -m deploy.release publish $(ARGS)
+
 docs: .venv/kernels.stamp docs/js/mermaid.min.js ## The documentation site, in build/site/index.html
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet
 
@@ -148,6 +163,7 @@ picture-top: .venv/tools.stamp ## The picture of `kubectl inflight top` from the
 lock: .venv/tools.stamp ## Pin again what pyproject.toml's dependencies bring with them
 	$(UV) pip compile -q pyproject.toml --extra engine --extra gateway --extra kubectl --extra operator --extra simulator --extra dev --no-emit-index-url --no-header --no-annotate -o constraints.txt
 	echo "checkov==3.3.30" | $(UV) pip compile -q - --no-emit-index-url --no-header --no-annotate --universal --python-version 3.11 -o deploy/checkov.txt
+	echo "moto==5.2.5 flask flask-cors py-partiql-parser" | tr ' ' '\n' | $(UV) pip compile -q - --no-emit-index-url --no-header --no-annotate -o tests/contract/s3/pins.txt
 	$(PY) -m e2e.clients --lock
 
 # Two steps: the demo needs no torch on this machine, only in the image. What is said goes to standard error, so that

@@ -5,6 +5,7 @@ The gateway's objects are a second one."""
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -20,8 +21,8 @@ GATEWAY_FILE = FOLDER / "gateway" / "gateway.yaml"
 WITH_GATEWAY = ("--set", "gateway.enabled=true")
 
 _HEADER = """\
-# Generated from the chart by `python -m deploy.manifest --write`. Apply it with `kubectl apply --server-side`: a
-# client-side apply would copy the CustomResourceDefinition into an annotation of itself.
+# Generated from the chart by deploy/manifest.py. Apply it with `kubectl apply --server-side`: a client-side apply would
+# copy the CustomResourceDefinition into an annotation of itself.
 """
 
 _OF_HELM = ("helm.sh/", "meta.helm.sh/")
@@ -30,6 +31,12 @@ _OF_HELM = ("helm.sh/", "meta.helm.sh/")
 def manifest() -> str:
     """The manifest with default values as YAML."""
     return _as_yaml(rendered("--no-hooks"))
+
+
+def whole(chart: Path, *flags: str) -> str:
+    """The namespace and the objects that `chart` renders with `flags`, as YAML for one `kubectl apply`."""
+    namespace = yaml.safe_load((FOLDER / "base" / "namespace.yaml").read_text())
+    return _as_yaml([namespace, *rendered("--no-hooks", *flags, chart=chart)])
 
 
 def gateway() -> str:

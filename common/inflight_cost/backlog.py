@@ -6,13 +6,19 @@ from inflight_cost.model import CostModel, StepWork
 
 
 def backlog_seconds(
-    cost: CostModel, tokens: float, attended: float, decoding: StepWork, max_num_batched_tokens: int
+    cost: CostModel,
+    tokens: float,
+    attended: float,
+    decoding: StepWork,
+    max_num_batched_tokens: int,
+    copied: float = 0.0,
 ) -> float:
     """Seconds until so many prompt tokens are computed, in steps that also do what `decoding` says and fill the rest of
     their budget with them.
 
     Args:
         attended: tokens that a prompt token attends to, on average.
+        copied: tokens that are copied to or from host memory for each of them, on average.
     """
     if not tokens:
         return 0.0
@@ -20,6 +26,10 @@ def backlog_seconds(
     full, rest = divmod(tokens, room)
 
     def seconds(prefill: float) -> float:
-        return cost.seconds(decoding._replace(prefill_tokens=prefill, prefill_context_tokens=prefill * attended))
+        return cost.seconds(
+            decoding._replace(
+                prefill_tokens=prefill, prefill_context_tokens=prefill * attended, copied_tokens=prefill * copied
+            )
+        )
 
     return full * seconds(room) + (seconds(rest) if rest else 0.0)

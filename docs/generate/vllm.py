@@ -164,7 +164,8 @@ _FIELDS = """
 ## Fields of requests
 
 `yes`: taken. `no effect`: any value is accepted, since none has a meaning here. `400`: refused, except with null or a
-value that has no effect. Empty: vLLM has no such field there.
+value that has no effect. Empty: vLLM has no such field there; fields that only OpenAI's or Anthropic's API has are in
+[the engine's page](../engine.md).
 
 """
 

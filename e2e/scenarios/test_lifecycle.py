@@ -1,13 +1,17 @@
-"""Apply, Ready, answer through the service's name, change, operator restart, delete."""
+"""Apply, Ready, answer through the service's name, change, operator restart, backup and restore, delete."""
 
 import json
+import os
+import subprocess
+import sys
 import time
 
 import pytest
 
 from e2e.scenarios.conftest import apply
-from tools.localcluster import kubectl
-from tools.testbed.helm import OPERATOR_NAMESPACE
+from inflight_base.manifest.pods import condition
+from tools.localcluster import kubeconfig_path, kubectl
+from tools.testbed.helm import OPERATOR_NAMESPACE, RELEASE
 from tools.testbed.load_pod import ask_pod, driver_pod
 from tools.testbed.service import is_ready
 
@@ -84,6 +88,90 @@ def test_a_spec_change_rolls_out_under_traffic_and_no_request_is_lost(service, c
     scheduling = service.runtime_config(pod.name)["scheduling"]
     assert scheduling["policy"] == "priority"
     assert [(each["name"], each["weight"]) for each in scheduling["classes"]] == [("chat", 4.0), ("batch", 1.0)]
+
+
+RELEASE_KEYS = (f"{RELEASE}-operator-key", f"{RELEASE}-gateway-key")
+
+NOT_RESTORED = ("uid", "resourceVersion", "generation", "creationTimestamp", "managedFields", "ownerReferences")
+"""Metadata that Velero leaves out."""
+
+
+def without_operator():
+    kubectl("-n", OPERATOR_NAMESPACE, "scale", "deployment/inflight-operator", "--replicas=0")
+    pods = ("pod", "-l", "app.kubernetes.io/name=inflight-operator")
+    kubectl("-n", OPERATOR_NAMESPACE, "wait", "--for=delete", *pods, "--timeout=60s")
+
+
+def with_operator():
+    kubectl("-n", OPERATOR_NAMESPACE, "scale", "deployment/inflight-operator", "--replicas=1")
+    kubectl("-n", OPERATOR_NAMESPACE, "rollout", "status", "deployment/inflight-operator", "--timeout=90s")
+
+
+def read(kind, name, namespace):
+    return json.loads(kubectl("-n", namespace, "get", kind, name, "-o", "json"))
+
+
+def restore(manifest):
+    """Creates the object as Velero with `restoreStatus` does."""
+    manifest["metadata"] = {name: part for name, part in manifest["metadata"].items() if name not in NOT_RESTORED}
+    kubectl("create", "-f", "-", input=json.dumps(manifest))
+    if "status" in manifest:
+        kubectl("replace", "--subresource=status", "-f", "-", input=json.dumps(manifest))
+
+
+def inflight(*arguments, namespace, key="", stdin=""):
+    """Runs `kubectl inflight` with the API key; returns the finished process."""
+    program = [sys.executable, "-c", "from inflight_kubectl.cli import main; main()", *arguments]
+    where = ["-n", namespace, "--kubeconfig", str(kubeconfig_path())]
+    environment = os.environ | {"INFLIGHT_API_KEY": key}
+    return subprocess.run([*program, *where], input=stdin, env=environment, capture_output=True, text=True, timeout=90)
+
+
+def test_a_service_restored_in_veleros_order_goes_on_with_its_limits_decisions_and_keys(namespace):
+    gateway = {"enabled": True, "auth": {"apiKeysSecret": "inflight-api-keys"}}
+    keyed = {"gateway": gateway, "scaling": {"maxReplicas": 1}}
+    service = apply("kept", namespace, **keyed)
+    service.wait("Ready", is_ready, seconds=180)
+    made = inflight("keys", "create", service.name, "--tenant", "acme", namespace=namespace)
+    assert made.returncode == 0, made.stderr
+    key = made.stdout.strip()
+    # Limits that the status alone has: tuning lowered them into bounds that are gone.
+    apply(service.name, namespace, tuning={"maxNumSeqs": {"max": 6}}, **keyed)
+    service.wait("lower limits", lambda status: status["limits"]["maxNumSeqs"] == 6, seconds=30)
+    apply(service.name, namespace, **keyed)
+    wanted = read("ifsvc", service.name, namespace)["metadata"]["generation"]
+    before = service.wait("the last spec", lambda status: status.get("observedGeneration") == wanted, seconds=30)
+    assert before["limits"]["maxNumSeqs"] == 6
+
+    without_operator()
+    try:
+        saved = [read("secret", name, OPERATOR_NAMESPACE) for name in RELEASE_KEYS]
+        saved += [read("secret", "inflight-api-keys", namespace), read("ifsvc", service.name, namespace)]
+        kubectl("-n", namespace, "delete", "ifsvc", service.name, "--cascade=foreground", "--timeout=120s")
+        for secret in saved[:-1]:
+            kubectl("-n", secret["metadata"]["namespace"], "delete", "secret", secret["metadata"]["name"])
+        for manifest in saved:
+            restore(manifest)
+    finally:
+        with_operator()
+    after = service.wait(
+        "Ready again",
+        lambda status: is_ready(status) and condition(status, "GatewayReady").get("status") == "True",
+        seconds=180,
+    )
+    assert after["limits"]["maxNumSeqs"] == 6
+    assert after["limits"]["revision"] >= before["limits"]["revision"]
+    assert [one for one in after["decisions"] if one in before["decisions"]] == before["decisions"]
+    service.wait("its limits on the new pod", lambda status: status["limits"]["podsInForce"] == 1, seconds=30)
+    (pod,) = service.pods()
+    assert service.runtime_config(pod.name)["max_num_seqs"] == 6
+    for secret in saved[:-1]:
+        name, where = secret["metadata"]["name"], secret["metadata"]["namespace"]
+        assert read("secret", name, where)["data"] == secret["data"]
+    for sent, taken in ((key, True), (f"{key}x", False)):
+        done = inflight("chat", service.name, "--max-tokens=8", namespace=namespace, key=sent, stdin="Name a colour.")
+        assert (done.returncode == 0) == taken, done.stderr
+    kubectl("-n", namespace, "delete", "ifsvc", service.name, "--wait=false")
 
 
 def test_deleting_the_service_leaves_nothing(service):

@@ -22,8 +22,9 @@ from inflight_operator.keys import KEY_SECRET_NAME
 from inflight_operator.leader import LEASE_NAME
 from inflight_operator.reconcile.upgrades import SERVICES_AT_ONCE, STUCK_SERVICES, UpgradeMode
 from inflight_operator.recording.recorder import DEFAULT_MEBIBYTES
-from inflight_operator.render.plan import VLLM_IMAGE, EngineObservability
+from inflight_operator.render.plan import VLLM_IMAGE, EngineObservability, ModelCache
 from inflight_operator.runtime import Options, run_operator
+from inflight_settings.flag_types import size
 
 EXAMPLE = """\
 example, from outside a cluster:
@@ -69,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             log_format=arguments.engine_log_format,
             access_log=arguments.engine_access_log,
         ),
+        model_cache=_model_cache(arguments),
     )
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -99,6 +101,17 @@ async def _until_signal(options: Options) -> int:
         if not signalled:
             raise
         return 0
+
+
+def _model_cache(arguments: argparse.Namespace) -> ModelCache | None:
+    if not (arguments.model_cache_claim or arguments.model_cache_host_path):
+        return None
+    return ModelCache(
+        claim=arguments.model_cache_claim,
+        host_path=arguments.model_cache_host_path,
+        size=arguments.model_cache_size,
+        namespaces=frozenset(arguments.model_cache_namespace),
+    )
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -221,6 +234,35 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="JSON",
         help="list of NetworkPolicyPeers that may connect to the serving port of services without"
         " spec.networkPolicy.from (default: the pods of their namespace may)",
+    )
+    cache = run.add_mutually_exclusive_group()
+    cache.add_argument(
+        "--model-cache-claim",
+        type=flag_types.claim,
+        default="",
+        metavar="NAME",
+        help="PersistentVolumeClaim in the namespace of each service with the models that its engines share",
+    )
+    cache.add_argument(
+        "--model-cache-host-path",
+        type=flag_types.host_path,
+        default="",
+        metavar="FOLDER",
+        help="folder of each node with the models that engines share, in a folder for each namespace",
+    )
+    run.add_argument(
+        "--model-cache-size",
+        type=size,
+        default="100Gi",
+        metavar="SIZE",
+        help="most bytes of the models that engines of a namespace share (default: 100Gi)",
+    )
+    run.add_argument(
+        "--model-cache-namespace",
+        action="append",
+        default=[],
+        metavar="NAMESPACE",
+        help="a namespace whose engines share models; may be repeated (default: all)",
     )
     run.add_argument(
         "--engine-upgrade",

@@ -22,6 +22,10 @@ positive = whole("a whole number above 0", 1)
 port = whole("a port: give 1 to 65535, or 0 for a free one", 0, 65535)
 
 
+claim = matching("([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?", "the name of a PersistentVolumeClaim")
+host_path = matching("(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*", "the path of a folder such as /var/cache/inflight")
+
+
 def collector(text: str) -> str:
     if text and re.fullmatch(ENDPOINT_PATTERN, text) is None:
         raise argparse.ArgumentTypeError(

@@ -38,7 +38,7 @@ from inflight_operator.pacing import Stretch
 from inflight_operator.reconcile.reconciler import Reconciler, ReconcilerSettings
 from inflight_operator.reconcile.upgrades import SERVICES_AT_ONCE, STUCK_SERVICES, UpgradeMode, UpgradePace
 from inflight_operator.recording.recorder import DEFAULT_MEBIBYTES, MEBIBYTE, DecisionRecorder
-from inflight_operator.render.plan import VLLM_IMAGE, EngineObservability, Settings
+from inflight_operator.render.plan import VLLM_IMAGE, EngineObservability, ModelCache, Settings
 from inflight_operator.telemetry.access import Access, reviewer
 from inflight_operator.telemetry.metrics import OperatorMetrics
 from inflight_operator.telemetry.web import Heartbeat, WebServer
@@ -84,6 +84,7 @@ class Options:
         record_services: to record, as NAMESPACE/NAME; empty records all.
         record_size: MiB of all files of the recording together.
         observability: traces and logs of engines whose service does not set them.
+        model_cache: folder of models that engines share.
     """
 
     kubeconfig: str | None
@@ -110,6 +111,7 @@ class Options:
     metrics_authentication: bool = False
     vllm_image: str = VLLM_IMAGE
     plugin_image: str = ""
+    model_cache: ModelCache | None = None
 
 
 async def run_operator(options: Options) -> int:
@@ -319,6 +321,7 @@ def _settings(options: Options, available_apis: frozenset[str]) -> Settings:
         observability=options.observability,
         gateway_service=options.gateway_service,
         endpoint_picker=options.endpoint_picker,
+        model_cache=options.model_cache,
     )
 
 

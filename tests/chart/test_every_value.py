@@ -9,7 +9,7 @@ from deploy.values_table import values
 LEAVES = {value.path: value.default for value in values() if value.type != "group"}
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
-PEERS = [{"podSelector": {}}]
+PEERS = [{"podSelector": {"matchLabels": {"app": "client"}}}]
 TEXT = {"a": "b"}
 
 CHANGES = {
@@ -28,6 +28,10 @@ CHANGES = {
     "operator.className": "team",
     "engine.adminPeers": PEERS,
     "engine.clientPeers": PEERS,
+    "engine.modelCache.claimName": "models",
+    "engine.modelCache.hostPath": "/var/cache/inflight",
+    "engine.modelCache.size": "1Ti",
+    "engine.modelCache.namespaces": ["team"],
     **{
         f"gateway.{path}": value
         for path, value in {
@@ -135,6 +139,8 @@ NEEDS = {
     "metrics.rules.": "metrics.rules.enabled=true",
     "dashboards.": "dashboards.enabled=true",
     "engine.tracing.samplingRatio": "engine.tracing.endpoint=http://collector:4318",
+    "engine.modelCache.size": "engine.modelCache.claimName=models",
+    "engine.modelCache.namespaces": "engine.modelCache.claimName=models",
     "networkPolicy.egress.": "networkPolicy.egress.enabled=true",
     "podDisruptionBudget.": "replicas=2",
     "priorityClass.": "priorityClass.create=true",
@@ -163,7 +169,7 @@ def test_a_value_reaches_an_object(helm, path):
 
 def test_all_values_together_render(helm):
     given = {path: not default if isinstance(default, bool) else CHANGES[path] for path, default in LEAVES.items()}
-    # Without a leader there can be one operator only; keys of tokens have one source.
-    given |= {"leaderElection.enabled": True, "gateway.jwt.jwksUri": ""}
+    # Without a leader there can be one operator only; keys of tokens have one source, models one cache.
+    given |= {"leaderElection.enabled": True, "gateway.jwt.jwksUri": "", "engine.modelCache.hostPath": ""}
     flags = [argument for path, value in given.items() for argument in ("--set-json", f"{path}={json.dumps(value)}")]
     assert helm.template(*flags).returncode == 0

@@ -18,6 +18,7 @@ from tests.docs.blocks import PROJECT, VALUES
 OTHERS = {
     "base64",
     "cd",
+    "cosign",
     "curl",
     "cut",
     "docker",

@@ -1,4 +1,4 @@
-"""The block of the quickstart for clusters with a registry; e2e/scenarios/test_quickstart.py runs the others."""
+"""The blocks of the quickstart for clusters with a registry; e2e/scenarios/test_quickstart.py runs the others."""
 
 import os
 import subprocess
@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.docs.blocks import PROJECT, in_language
 
 (REGISTRY,) = (block for block in in_language("bash") if block.note == "images and registry")
+(RELEASE,) = (block for block in in_language("bash") if block.note == "release")
 LINES = REGISTRY.text.replace("\\\n", " ").splitlines()
 
 
@@ -41,3 +42,10 @@ def test_dockerfiles_and_nothing_else_are_built():
     files = {line.split(" -f ")[1].split()[0] for line in lines_of("docker build")}
     assert all((PROJECT / file).is_file() for file in files)
     assert [line for line in LINES if not line.startswith(("docker build", "docker push", "helm install"))] == []
+
+
+def test_where_a_release_exists_one_command_installs_its_chart():
+    assert RELEASE.page == REGISTRY.page
+    (command,) = RELEASE.text.replace("\\\n", " ").splitlines()
+    assert command.startswith("helm install inflight oci://$REGISTRY/inflight --namespace inflight-system ")
+    assert "--set" not in command

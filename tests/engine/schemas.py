@@ -2,7 +2,7 @@
 
 Schemas are drawn over the keywords that llguidance supports, one in ten also with one that it does not. Each is sent as
 `response_format` with `strict: true`. A schema is refused with 400 exactly where it has a keyword that is not
-supported, and an answer that ends with `stop` is valid by jsonschema, which the command needs:
+supported, and an answer that ends with `stop`, as most do, is valid by jsonschema, which the command needs:
 `pip install "jsonschema[format-nongpl]"`.
 """
 
@@ -142,6 +142,8 @@ def run(url: str, count: int, seed: int) -> tuple[Counter[str], list[str]]:
 
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(one, range(seed, seed + count)))
+    if counts["stop"] < count / 2:
+        faults.append("fewer than half of the answers ended")
     return counts, faults
 
 

@@ -42,9 +42,9 @@ def runner(request, tmp_path_factory):
 class Held:
     """An engine whose compiler's end can be waited for."""
 
-    def __init__(self, runner, record=None):
+    def __init__(self, runner, record=None, num_blocks=64):
         runner, shared = runner
-        config = SchedulerConfig(Limits(4, 64), num_blocks=64, block_size=4, max_model_len=128)
+        config = SchedulerConfig(Limits(4, 64), num_blocks=num_blocks, block_size=4, max_model_len=128)
         scheduler = Scheduler(config)
         recorder = None if record is None else Recorder.to_file(str(record), config, scheduler.is_cached)
         self.woken = threading.Event()
@@ -225,9 +225,9 @@ class Asked(NamedTuple):
     sampling: Mapping[str, Any] = MappingProxyType({})
 
 
-def answers(runner, asked, record=None):
+def answers(runner, asked, record=None, num_blocks=64):
     """Tokens and ends of requests that run together, and their scheduler."""
-    held = Held(runner, record)
+    held = Held(runner, record, num_blocks)
     for request_id, each in enumerate(asked):
         held.add(request_id, each.pattern, each.output, **each.sampling)
         assert held.woken.wait(10)
@@ -279,6 +279,19 @@ def test_tokens_that_must_follow_are_taken_at_once_and_answers_are_the_same(runn
     assert {
         number: [*whole[number][:cut], *rest[place]] for place, (number, cut) in enumerate(sorted(cuts.items()))
     } == whole
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_preempted_requests_have_the_answers_that_they_have_alone(runner, temperature):
+    patterns = ["[a-z]{40}", "(yes, |no, ){12}!", "[0-9]{2}abcdefgh[a-c]{30}", NUMBER]
+    asked = [
+        Asked(pattern, sampling={"max_tokens": 60, "temperature": temperature, "seed": seed})
+        for seed, pattern in enumerate(patterns)
+    ]
+    alone = [answer(runner, each.pattern, **each.sampling) for each in asked]
+    together, ends, scheduler = answers(runner, asked, num_blocks=26)
+    assert scheduler.preemptor.num_preemptions > 0, "the pool must be small enough to preempt"
+    assert [(together[number], ends[number].reason) for number in range(4)] == [(own, end.reason) for own, end in alone]
 
 
 def test_a_forced_run_saves_its_steps(runner, monkeypatch):

@@ -76,6 +76,23 @@ def test_peers_that_the_api_server_would_refuse_are_wrong_usage(flag, peers, why
     assert why in said
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--model-cache-claim=A b"],
+        ["--model-cache-host-path=cache"],
+        ["--model-cache-host-path=/var/../etc"],
+        ["--model-cache-claim=models", "--model-cache-size=0"],
+        ["--model-cache-claim=models", "--model-cache-host-path=/var/cache"],
+    ],
+)
+def test_caches_that_cannot_be_are_wrong_usage(wrong, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--engine-image", "x", *wrong])
+    assert ended.value.code == 2
+    assert f"argument {wrong[-1].split('=')[0]}: " in capsys.readouterr().err
+
+
 def test_peers_arrive_as_they_were_given(monkeypatch):
     taken = []
 

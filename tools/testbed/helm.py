@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import yaml
 
@@ -31,16 +32,17 @@ def helm(*arguments: str) -> str:
     return _run(arguments, environment(kubeconfig_path()))
 
 
-def rendered(*flags: str) -> list[Manifest]:
+def rendered(*flags: str, chart: Path = CHART) -> list[Manifest]:
     """The objects of the chart, hooks included, for the release in the operator's namespace. Needs no cluster.
 
     Args:
         flags: further flags of `helm template`, such as `--set replicas=2`.
+        chart: its folder or archive.
 
     Raises:
         ClusterError: Helm is missing, or rejected the values; the message has its complaint.
     """
-    text = _run(("template", RELEASE, str(CHART), "--namespace", OPERATOR_NAMESPACE, *flags))
+    text = _run(("template", RELEASE, str(chart), "--namespace", OPERATOR_NAMESPACE, *flags))
     return [one for one in yaml.load_all(text, yaml.CSafeLoader) if one]  # ten times as fast
 
 

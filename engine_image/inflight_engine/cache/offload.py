@@ -139,11 +139,9 @@ class Offload:
         if len(missing) > room:
             hashes = hashes[: missing[room]]
         indices, places = self._tier.reserve(hashes)
-        # What plans copy there is given up.
+        # What the next plan would copy there is given up. What plans in flight copy there comes before it.
         for place in places.tolist():
             self._copies.pop(place, None)
-            for copied in self._in_flight.values():
-                copied.pop(place, None)
         self._fetching[number] = [hashes[index] for index in indices], places
         return indices, places
 

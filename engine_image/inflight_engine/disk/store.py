@@ -258,5 +258,8 @@ def _open(folder: Path) -> int:
             os.close(file)
             raise
         else:
+            # The page cache would take CPU time for each block, and memory for copies of what host memory gave up.
+            with suppress(OSError):  # The file system has no direct I/O.
+                fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_DIRECT)
             return file
     raise OSError(errno.EMFILE, f"all {_MOST_FILES} files in {folder} are in use")

@@ -23,7 +23,8 @@ from inflight_engine.server.requests.inbox import Deliveries
 from inflight_engine.server.requests.prepare import ModelFacts
 from inflight_engine.server.requests.registry import RequestRegistry
 from inflight_engine.server.settings.config import ServerConfig
-from inflight_engine.server.telemetry.page import EngineMetrics, Gauges
+from inflight_engine.server.telemetry.page import DISK_TIER, HOST_TIER, EngineMetrics, Gauges
+from inflight_settings.engine import EngineConfig
 from inflight_settings.limits import LimitsInForce
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Service:
         self.counts = Counts(config.engine.classes, config.engine.ttft_per_token)
         self.registry = RequestRegistry(config, self.session, self.admission, self.counts)
         self.metrics = EngineMetrics(config.served_model_name, self.counts, self.admission.demand, self._gauges)
+        self.metrics.tiers = _tiers(config.engine)
         self.deliveries = Deliveries()
         self.grammars = CheckedGrammars()
         self.heartbeats = Heartbeats(lambda: self.session.stalled)
@@ -113,6 +115,12 @@ class Service:
         self.admission.demand.output_lengths.forget(time.monotonic())
         revision = self.session.runtime.revision
         return Gauges(self.registry.load(), self.admission.waiting.by_class, self.draining, revision)
+
+
+def _tiers(engine: EngineConfig) -> list[str]:
+    """Return the labels of the tiers that an engine with this configuration has."""
+    sizes = {HOST_TIER: engine.swap_space, DISK_TIER: engine.disk_space}
+    return [tier for tier, size in sizes.items() if size and engine.keeps_evicted]
 
 
 def _thinking(formats: Chosen, tokenizer: Tokenizer) -> Thinking | None:

@@ -121,7 +121,7 @@ Checks of checkov that the chart's pods do not pass, each with the reason. Furth
 {{- define "inflight.checkovSkips" -}}
 checkov.io/skip1: CKV_K8S_11=A CPU limit throttles in bursts, also while the node is idle; under contention the request bounds the share.
 checkov.io/skip2: CKV_K8S_38=The pod calls the API server; its account has only the rights in the chart.
-{{- if not .Values.image.digest }}
+{{- if not (contains "@" (include "inflight.operatorImage" .)) }}
 checkov.io/skip3: CKV_K8S_43=The digest is that of the image in your registry; set image.digest.
 checkov.io/skip4: CKV_K8S_15=Releases have a tag of their own, so a pulled image is the right one, and pods start while the registry is down.
 {{- end }}
@@ -130,7 +130,7 @@ checkov.io/skip4: CKV_K8S_15=Releases have a tag of their own, so a pulled image
 {{/* As checkovSkips, of the gateway's Deployment. */}}
 {{- define "inflight.gatewayCheckovSkips" -}}
 checkov.io/skip1: CKV_K8S_11=A CPU limit throttles in bursts, which delays all streams; under contention the request bounds the share.
-{{- if not (and .Values.image.digest .Values.gateway.envoy.image.digest) }}
+{{- if not (and (contains "@" (include "inflight.operatorImage" .)) (contains "@" (include "inflight.envoyImage" .))) }}
 checkov.io/skip3: CKV_K8S_43=The digests are those of the images in your registry; set image.digest and gateway.envoy.image.digest.
 checkov.io/skip4: CKV_K8S_15=Releases have a tag of their own, so a pulled image is the right one, and pods start while the registry is down.
 {{- end }}

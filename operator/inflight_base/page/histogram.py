@@ -37,10 +37,14 @@ class Histogram:
     def mean(self) -> float | None:
         return self.total / self.count if self.count > 0 else None
 
+    def follows(self, earlier: Histogram) -> bool:
+        """Returns True if this is a later state of the same process's histogram. A decreased count means that the
+        process restarted, other bounds mean another version of the engine: all of this histogram is new then."""
+        return earlier.bounds == self.bounds and not any(map(lt, self.counts, earlier.counts))
+
     def since(self, earlier: Histogram) -> Histogram:
-        """Observations after `earlier`. A decreased count means that the process restarted: all of this histogram is
-        new then. Other bounds (another version of the engine) mean the same."""
-        if earlier.bounds != self.bounds or any(map(lt, self.counts, earlier.counts)):
+        """Observations after `earlier`."""
+        if not self.follows(earlier):
             return self
         counts = [*map(sub, self.counts, earlier.counts)]
         return Histogram(self.bounds, counts, max(0.0, self.total - earlier.total))
@@ -61,15 +65,19 @@ class Histogram:
 
     def share_within(self, bound: float) -> float:
         """Share of the observations at or below `bound`, linear within its bucket; 1 without observations."""
-        if self.count <= 0:
-            return 1.0
+        return self.count_within(bound) / self.count if self.count > 0 else 1.0
+
+    def count_within(self, bound: float) -> float:
+        """Observations at or below `bound`, linear within its bucket."""
+        if not self.counts:
+            return 0.0
         index = min(bisect_left(self.bounds, bound), len(self.bounds) - 1)
         lower, below = (self.bounds[index - 1], self.counts[index - 1]) if index > 0 else (0.0, 0.0)
         upper = self.bounds[index]
         if math.isinf(upper):
-            return below / self.count
+            return below
         part = min(1.0, (bound - lower) / (upper - lower)) if upper > lower else 1.0
-        return (below + (self.counts[index] - below) * part) / self.count
+        return below + (self.counts[index] - below) * part
 
     def share_above(self, bound: float) -> float:
         """Share of the observations that are above `bound` for certain: not those in its bucket; 0 without any."""

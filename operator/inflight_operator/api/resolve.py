@@ -9,7 +9,7 @@ from inflight_base.manifest import engines
 from inflight_base.manifest.engines import EngineType
 from inflight_base.manifest.lenient import Part
 from inflight_base.manifest.units import parse_duration, parse_share
-from inflight_operator.api.engine.fields import Model
+from inflight_operator.api.engine.fields import BUCKETS, Model
 from inflight_operator.api.pods.rollout import WAVE, Rollout
 from inflight_operator.api.spec import InferenceServiceSpec
 from inflight_operator.api.types import InferenceService
@@ -103,6 +103,11 @@ def claim_and_folder(source: str) -> tuple[str, str] | None:
 def downloads_model(source: str) -> bool:
     """Returns True if the engine downloads the model to a disk of its pod."""
     return source.startswith("hf://")
+
+
+def is_stored(source: str) -> bool:
+    """Returns True if the model is in an object store or on a web server."""
+    return source.startswith((*BUCKETS, "https://"))
 
 
 def model_image(source: str) -> str | None:

@@ -17,11 +17,14 @@ class Counted:
     total: float = 0.0
     within: float = 0.0
 
-    def plus(self, grown: Histogram, target: float) -> Counted:
+    def plus(self, now: Histogram, before: Histogram, target: float) -> Counted:
         """This count plus the growth of a histogram. `target`: seconds."""
-        if not grown.count:
+        if not now.follows(before):
+            return Counted(self.total + now.count, self.within + now.count_within(target))
+        if now.count == before.count:
             return self
-        return Counted(self.total + grown.count, self.within + grown.count * grown.share_within(target))
+        within = now.count_within(target) - before.count_within(target)
+        return Counted(self.total + now.count - before.count, self.within + max(0.0, within))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class Attainment:
             if before is not None and before[0] is sample.ttft:
                 continue  # no new sample
             if before is not None:
-                ttft = ttft.plus(sample.ttft.since(before[0]), ttft_target)
-                tpot = tpot.plus(sample.tpot.since(before[1]), tpot_target)
+                ttft = ttft.plus(sample.ttft, before[0], ttft_target)
+                tpot = tpot.plus(sample.tpot, before[1], tpot_target)
             seen[uid] = (sample.ttft, sample.tpot)
         return Attainment(ttft, tpot, seen)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from inflight_operator.decide.decision import Decision
 from inflight_operator.decide.override import decide_override
 from inflight_operator.decide.tuning.model import end_canary, modelled_limits
 from inflight_operator.decide.tuning.tune import TuningMode, decide_tuning
-from inflight_operator.decide.tuning.types import TuningDecision, TuningState
+from inflight_operator.decide.tuning.types import TuningState
 from inflight_operator.observe.metrics import Sample
 from inflight_operator.observe.pods import PodView
 from inflight_operator.reconcile.memory import CanaryInForce, Memory
@@ -71,24 +70,16 @@ def tuned_limits(snapshot: Snapshot, memory: Memory) -> Tuned:
     if any(field.startswith(_TUNING) for field in snapshot.unread):
         mode = TuningMode.RECOMMEND
     slo, model = mean_slo(snapshot.policy, memory.demand), tuning_model(snapshot, memory.demand)
-    full = snapshot.now - state.window_start >= snapshot.tuning.window
-
-    def decided(compared: Mapping[str, str]) -> TuningDecision:
-        return decide_tuning(
-            mode,
-            tuning_view(snapshot.window, state.window_start, snapshot.now, slo, compared),
-            memory.limits.limits,
-            limits_bounds(snapshot.policy),
-            slo,
-            model,
-            state,
-            snapshot.tuning,
-        )
-
-    # Pods are compared at the end of a window, or by a move that does not wait for it: which of them tries it.
-    decision = decided(tunable if full else {})
-    if not full and state.move is None and decision.state.move is not None:
-        decision = decided(tunable)
+    decision = decide_tuning(
+        mode,
+        tuning_view(snapshot.window, state.window_start, snapshot.now, slo, tunable),
+        memory.limits.limits,
+        limits_bounds(snapshot.policy),
+        slo,
+        model,
+        state,
+        snapshot.tuning,
+    )
     if decision.reason.code != "Measuring" or memory.tuning_reason is None:
         memory = replace(memory, tuning_reason=decision.reason)
     return Tuned(_with_revisions(memory, decision.limits, decision.state), decision.changes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inflight_base.page.histogram import Histogram
 from inflight_operator.decide.replicas.demand import MAX_ERROR, DemandHistory, DemandView
@@ -169,39 +170,75 @@ def tuning_view(window: Window, start: float, now: float, slo: Slo, names: Mappi
     Args:
         names: names of the pods that accept limits, by uid.
     """
-    span = window.since(start)
-    ttft, tpot = span.histogram(lambda sample: sample.ttft), span.histogram(lambda sample: sample.tpot)
-    itl = span.histogram(lambda sample: sample.itl)
-    generated = span.increase(lambda sample: sample.generation_tokens)
-    steps = span.histogram(lambda sample: sample.step_tokens)
-    return TuningView(
-        time=now,
-        span=span.seconds,
-        pods=sum(pod.seconds > 0 for pod in span.pods),
-        tpot_p95=tpot.percentile(0.95),
-        tpot_late=0.0 if slo.tpot_p95 is None else tpot.share_above(slo.tpot_p95),
-        finished=int(tpot.count),
-        itl_mean=itl.mean,
-        itl_p50=itl.percentile(0.5),
-        itl_p95=itl.percentile(0.95),
-        ttft_p95=ttft.percentile(0.95),
-        generated_tokens=generated,
-        tokens_per_s=generated / span.seconds if span.seconds > 0 else 0.0,
-        step_tokens_p50=steps.percentile(0.5),
-        step_tokens_p95=steps.percentile(0.95),
-        running=span.mean_per_pod(lambda sample: sample.running) or 0.0,
-        running_now=int(span.largest_now(lambda sample: sample.running)),
-        waiting=span.mean_per_pod(lambda sample: sample.waiting) or 0.0,
-        waiting_prompt_tokens=span.mean_per_pod(lambda sample: sample.waiting_prompt_tokens),
-        kv_usage=span.peak(lambda sample: sample.kv_usage or 0.0),
-        preemptions_per_min=_per_pod(span.pods, lambda pod: pod.preemptions) * 60,
-        quality=_quality(span, ttft, tpot, slo),
-        by_pod=tuple(
-            PodQuality(uid, names[uid], _quality(Span((pod,)), pod.ttft, pod.tpot, slo))
-            for uid, pod in zip(window.pods, span.pods, strict=True)
-            if uid in names and pod.seconds > 0
-        ),
-    )
+    return _SpanView(window, window.since(start), now, slo, names)
+
+
+class _SpanView(TuningView):
+    """The measurements of a span, each computed when it is first read: most rounds ask only how long the span is.
+    `kept` of it has all of them."""
+
+    __slots__ = ("histograms", "measures", "names", "slo", "uids")
+
+    def __init__(self, window: Window, measures: Span, now: float, slo: Slo, names: Mapping[str, str]) -> None:
+        given = {"measures": measures, "uids": tuple(window.pods), "time": now, "slo": slo, "names": names}
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
+
+    if not TYPE_CHECKING:  # what is not computed yet has a type in `TuningView`
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in _MEASURES:
+                raise AttributeError(name)
+            value = _MEASURES[name](self.measures, self)
+            object.__setattr__(self, name, value)
+            return value
+
+
+class _Histograms(NamedTuple):
+    """Observations of a span, summed over pods."""
+
+    ttft: Histogram
+    tpot: Histogram
+    itl: Histogram
+    steps: Histogram
+
+
+_MEASURES: Mapping[str, Callable[[Span, Any], Any]] = {
+    "histograms": lambda span, _: _Histograms(
+        span.histogram(lambda sample: sample.ttft),
+        span.histogram(lambda sample: sample.tpot),
+        span.histogram(lambda sample: sample.itl),
+        span.histogram(lambda sample: sample.step_tokens),
+    ),
+    "span": lambda span, _: span.seconds,
+    "pods": lambda span, _: sum(pod.seconds > 0 for pod in span.pods),
+    "tpot_p95": lambda _, view: view.histograms.tpot.percentile(0.95),
+    "tpot_late": lambda _, view: (
+        0.0 if view.slo.tpot_p95 is None else view.histograms.tpot.share_above(view.slo.tpot_p95)
+    ),
+    "finished": lambda _, view: int(view.histograms.tpot.count),
+    "itl_mean": lambda _, view: view.histograms.itl.mean,
+    "itl_p50": lambda _, view: view.histograms.itl.percentile(0.5),
+    "itl_p95": lambda _, view: view.histograms.itl.percentile(0.95),
+    "ttft_p95": lambda _, view: view.histograms.ttft.percentile(0.95),
+    "generated_tokens": lambda span, _: span.increase(lambda sample: sample.generation_tokens),
+    "tokens_per_s": lambda span, view: view.generated_tokens / span.seconds if span.seconds > 0 else 0.0,
+    "step_tokens_p50": lambda _, view: view.histograms.steps.percentile(0.5),
+    "step_tokens_p95": lambda _, view: view.histograms.steps.percentile(0.95),
+    "running": lambda span, _: span.mean_per_pod(lambda sample: sample.running) or 0.0,
+    "running_now": lambda span, _: int(span.largest_now(lambda sample: sample.running)),
+    "waiting": lambda span, _: span.mean_per_pod(lambda sample: sample.waiting) or 0.0,
+    "waiting_prompt_tokens": lambda span, _: span.mean_per_pod(lambda sample: sample.waiting_prompt_tokens),
+    "kv_usage": lambda span, _: span.peak(lambda sample: sample.kv_usage or 0.0),
+    "preemptions_per_min": lambda span, _: _per_pod(span.pods, lambda pod: pod.preemptions) * 60,
+    "quality": lambda span, view: _quality(span, view.histograms.ttft, view.histograms.tpot, view.slo),
+    "by_pod": lambda span, view: tuple(
+        PodQuality(uid, view.names[uid], _quality(Span((pod,)), pod.ttft, pod.tpot, view.slo))
+        for uid, pod in zip(view.uids, span.pods, strict=True)
+        if uid in view.names and pod.seconds > 0
+    ),
+}
+"""How each field of `TuningView` is computed of a span and of the other fields."""
 
 
 def _quality(span: Span, ttft: Histogram, tpot: Histogram, slo: Slo) -> Quality:

@@ -61,6 +61,23 @@ class EngineObservability:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelCache:
+    """A folder of models that the engines of a namespace share.
+
+    Attributes:
+        claim: PersistentVolumeClaim in the namespace of each service; empty: `host_path` is the folder.
+        host_path: folder on each node, in which each namespace has its own.
+        size: most bytes of one namespace's folder.
+        namespaces: namespaces whose services use it; empty: all.
+    """
+
+    claim: str
+    host_path: str
+    size: int
+    namespaces: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Settings of the installation.
 
@@ -79,6 +96,7 @@ class Settings:
         observability: traces and logs of engines whose service does not set them.
         gateway_service: full DNS name of the gateway's Service; empty without a gateway.
         endpoint_picker: whether the gateway's pods serve other gateways as their endpoint picker.
+        model_cache: folder of models that engines share; None: each pod reads its model from the source.
     """
 
     engine_image: str
@@ -92,6 +110,7 @@ class Settings:
     endpoint_picker: bool = False
     vllm_image: str = VLLM_IMAGE
     plugin_image: str = ""
+    model_cache: ModelCache | None = None
 
     @property
     def gateway_namespace(self) -> str:

@@ -246,8 +246,9 @@ class ServiceMetrics(Collector):
         """
         service = self._services.setdefault(key, _Service())
         service.values, service.findings, service.attainment = values, findings, attainment
-        service.decisions.update((one.kind, one.reason.code) for one in decisions)
-        service.last |= {one.knob: (one, at) for one in decisions}
+        for one in decisions:
+            service.decisions[one.kind, one.reason.code] += 1
+            service.last[one.knob] = one, at
 
     def record_unreadable(self, key: ServiceKey, findings: tuple[Finding, ...]) -> None:
         """Conditions of a service whose spec cannot be read: its numbers, if any, are unchanged."""

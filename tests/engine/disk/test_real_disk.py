@@ -1,7 +1,6 @@
 """The real model with the tier on a disk: greedy output equals that of an engine without any, whatever happens to the
 disk, and a second engine on the same folder finds what the first one left."""
 
-import os
 import random
 import threading
 import time
@@ -179,9 +178,9 @@ class Faults:
             elif chance < 0.2:
                 self.counts["damaged"] += 1
                 slot = store._slots[block_hash]
-                os.pwrite(
-                    store._file, self.random.randbytes(9), slot * store._slot_bytes + self.random.randrange(40000)
-                )
+                with open(f"/proc/self/fd/{store._file}", "r+b") as file:
+                    file.seek(slot * store._slot_bytes + self.random.randrange(40000))
+                    file.write(self.random.randbytes(9))
             return read(store, block_hash, into)
 
         def faulty_write(store, block_hash, block, checksum):

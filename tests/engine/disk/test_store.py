@@ -2,6 +2,7 @@
 happens to its file."""
 
 import errno
+import fcntl
 import os
 import tempfile
 from pathlib import Path
@@ -245,6 +246,29 @@ def test_a_block_that_cannot_be_read_is_dropped(store, monkeypatch):
         with pytest.raises(OSError, match="gone"):
             read(store, NAMES[0])
     assert not store.has(NAMES[0])
+
+
+def test_the_page_cache_is_passed_by_where_the_file_system_lets_it_be(tmp_path, monkeypatch):
+    store = make(tmp_path)
+    flags = fcntl.fcntl(store._file, fcntl.F_GETFL)
+    store.close()
+    try:
+        os.close(os.open(tmp_path / "plain", os.O_RDWR | os.O_CREAT | os.O_DIRECT))
+    except OSError:
+        pytest.skip("the file system of temporary files has no direct I/O")
+    assert flags & os.O_DIRECT
+    call = fcntl.fcntl
+
+    def refused(file, command, *arguments):
+        if command == fcntl.F_SETFL:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return call(file, command, *arguments)
+
+    monkeypatch.setattr(store_module.fcntl, "fcntl", refused)
+    store = make(tmp_path)
+    store.write(NAMES[0], memoryview(block_of(NAMES[0])), 1)
+    assert read(store, NAMES[0]) == (block_of(NAMES[0]), 1)
+    store.close()
 
 
 def test_a_size_without_room_for_a_block_is_refused(tmp_path):

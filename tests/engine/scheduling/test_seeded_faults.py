@@ -445,6 +445,19 @@ def stores_over_what_is_loaded(scheduler: Scheduler, patch: Patch) -> None:
     patch.setattr(offload, "load", load_and_release)
 
 
+def copies_over_what_comes(scheduler: Scheduler, patch: Patch) -> None:
+    """The next plan copies to places to which something comes from the disk."""
+    offload, fetch = scheduler.offload, scheduler.offload.fetch
+
+    def fetch_and_copy(number, hashes):
+        copies = dict(offload._copies)
+        fetched = fetch(number, hashes)
+        patch.setattr(offload, "_copies", copies)
+        return fetched
+
+    patch.setattr(offload, "fetch", fetch_and_copy)
+
+
 def skips_a_decode(plan: StepPlan) -> StepPlan:
     if len(plan.decode_slots) < 2:
         return plan
@@ -541,6 +554,12 @@ FAULTS = {
         wrap("offload._tier", "store", lambda store, places, hashes: None),
         "host blocks leaked|should be|two contents|come from the disk|gets a place",
         TIER,
+    ),
+    "the next plan copies over what comes from the disk": Fault(
+        copies_over_what_comes,
+        "not what the device lost",
+        TIER | {"num_host_blocks": 2},
+        forces=True,
     ),
     "it loads though computing is cheaper": Fault(
         set_attribute(offload, "loading_is_cheaper", lambda *arguments: True),

@@ -26,6 +26,7 @@ from inflight_engine.server.engine.session import NO_STATS
 from inflight_engine.server.http.health import health_status
 from inflight_engine.server.requests.counts import Histogram
 from inflight_fit.online import MeasuredCost, OnlineFit
+from inflight_settings.engine import EngineConfig
 from tests.engine.server.fake_engine import READY, until
 from tools import localcluster as cluster
 
@@ -119,7 +120,8 @@ async def samples(fake):
 
 
 async def test_every_promised_metric_is_there_with_its_type_help_and_model_name(make_fake):
-    text = await page(await make_fake())
+    tiers = EngineConfig("fake", swap_space=1, disk_space=1, disk_path="/disk")
+    text = await page(await make_fake(engine=tiers))
     types = dict(line.split()[2:4] for line in text.splitlines() if line.startswith("# TYPE"))
     assert types == VLLM | OWN
     assert {line.split()[2] for line in text.splitlines() if re.match("# HELP [^ ]+ [^ ]", line)} == set(types)
@@ -224,6 +226,22 @@ async def test_predicted_queue_is_what_steps_full_of_waiting_tokens_cost(make_fa
     # 64 tokens in a step, 4 of them decodes; a prompt's tokens attend to 25 each.
     expected = 2 * COST.seconds(StepWork(4, 60, 2000, 60 * 25)) + COST.seconds(StepWork(4, 30, 2000, 30 * 25))
     assert (await samples(fake))["inflight_predicted_queue_seconds"] == pytest.approx(expected)
+    fake.engine.answer(0, "x")
+    await call
+
+
+async def test_predicted_queue_has_copies_to_and_from_host_memory_as_recent_prompts_had(make_fake):
+    fake = await make_fake()
+    call = asyncio.create_task(fake.post("/v1/completions", prompt="x" * 50))
+    await until(lambda: fake.engine.requests)
+    fake.engine.report(num_prefill_tokens=40, copied_tokens=100)
+    fake.engine.report(num_prefill_tokens=10, copied_tokens=50, waiting_prompt_tokens=64)
+    await until(lambda: fake.service.session.stats.waiting_prompt_tokens == 64)
+    cost = replace(COST, copied_token_s=0.003)
+    fake.service.admission.demand.step_cost = StepCost(cost, 0.03, 100.0)
+    copied = 3 * 64  # 150 tokens beside 50 that were computed
+    expected = cost.seconds(StepWork(0, 64, 0, 64 * 25, copied))
+    assert (await samples(fake))["inflight_predicted_queue_seconds"] == pytest.approx(expected, rel=0.01)
     fake.engine.answer(0, "x")
     await call
 

@@ -311,3 +311,14 @@ def test_the_sdk_gets_equal_vectors_alone_and_in_company(server):
         alone = sdk.embeddings.create(model="smollm2", input=text, encoding_format="float").data[0].embedding
         assert alone == pytest.approx(vector, abs=1e-5)
         assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_list_longer_than_the_queue_gets_all_of_its_vectors_from_a_real_engine(server):
+    sdk = openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
+    texts = [f"Text {number}" for number in range(100)]  # the queue has 64 places
+    together = [each.embedding for each in sdk.embeddings.create(model="smollm2", input=texts).data]
+    assert len(together) == 100
+    for place in (0, 31, 32, 99):
+        alone = sdk.embeddings.create(model="smollm2", input=texts[place]).data[0].embedding
+        assert alone == pytest.approx(together[place], abs=1e-5)

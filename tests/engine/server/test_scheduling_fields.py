@@ -181,8 +181,19 @@ async def test_tpot_counts_answers_of_at_least_two_tokens(make_fake):
     assert seen['inflight_class_requests_finished_total{class="a"}'] == 2
 
 
+@pytest.mark.parametrize(
+    ("fields", "tiers"),
+    [({}, set()), ({"swap_space": 1 << 20}, {"host"}), ({"swap_space": 1 << 20, "prefix_caching": False}, set())],
+)
+async def test_a_tier_that_is_not_there_has_no_metrics(make_fake, fields, tiers):
+    fake = await make_fake(engine=EngineConfig("fake", **fields))
+    names = [name for name in await metrics(fake) if name.startswith("inflight_tier_")]
+    assert {name.split('"')[1] for name in names} == tiers
+    assert len(names) == 6 * len(tiers)
+
+
 async def test_counts_of_the_tiers_and_of_the_prefix_cache_are_the_engines(make_fake):
-    fake = await make_fake()
+    fake = await make_fake(engine=EngineConfig("fake", swap_space=1, disk_space=1, disk_path="/disk"))
     counts = {"num_stored_blocks": 9, "num_loaded_blocks": 3, "num_failed_loads": 1}
     counts |= {"num_disk_blocks": 20, "num_disk_stored": 8, "num_disk_loaded": 4, "num_disk_failed": 2}
     counts |= {"num_disk_dropped": 5, "disk_seconds_per_block": 0.5}

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from inflight_operator.render.deployment import template_inputs
+from inflight_operator.render.plan import ModelCache
 from inflight_operator.render.pod import grace_period_seconds
 from tests.operator.render.services import CPU, EVERYTHING, SETTINGS, child, engine, make, pod
 
@@ -53,6 +54,55 @@ def test_the_engine_has_the_address_and_the_certificates_of_a_private_store():
     (mount,) = (each for each in engine(service)["volumeMounts"] if each["name"] == "inflight-model-ca")
     assert environment["INFLIGHT_MODEL_CA_FILE"] == mount["mountPath"] + "/ca.crt"
     assert {"name": "inflight-model-ca", "configMap": {"name": "our-ca"}} in pod(service)["spec"]["volumes"]
+
+
+CLAIM = ModelCache(claim="models", host_path="", size=1000)
+
+
+def cache_of(service, cache):
+    """Volume, mount and flags of the cache."""
+    settings = replace(SETTINGS, model_cache=cache)
+    container = engine(service, settings)
+    return (
+        [each for each in pod(service, settings)["spec"]["volumes"] if each["name"] == "inflight-model-cache"],
+        [each for each in container["volumeMounts"] if each["name"] == "inflight-model-cache"],
+        [each for each in container.get("command", ()) if each.startswith("--model-cache")],
+    )
+
+
+@pytest.mark.parametrize("source", ["hf://a/b", "s3://a/b", "gs://a/b", "az://a/b", "https://a/b"])
+def test_engines_share_a_claim_of_their_namespace(source):
+    volumes, mounts, flags = cache_of(make(model={"source": source}, **CPU), CLAIM)
+    assert volumes == [{"name": "inflight-model-cache", "persistentVolumeClaim": {"claimName": "models"}}]
+    assert mounts == [{"name": "inflight-model-cache", "mountPath": "/var/lib/inflight/models"}]
+    assert flags == ["--model-cache=/var/lib/inflight/models", "--model-cache-size=1000"]
+
+
+def test_each_namespace_has_its_own_folder_on_a_node():
+    cache = ModelCache(claim="", host_path="/var/cache/inflight", size=1000)
+    volumes, mounts, _ = cache_of(make(model={"source": "s3://a/b"}, **CPU), cache)
+    assert volumes[0]["hostPath"] == {"path": "/var/cache/inflight", "type": "Directory"}
+    assert mounts[0]["subPath"] == "team"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"model": {"source": "builtin://smollm2"}},
+        {"model": {"source": "pvc://a/b"}},
+        {"model": {"source": "oci://a/b"}},
+        {"model": {"source": "hf://a/b"}, "engine": {"type": "vllm"}},
+        {"model": {"source": "hf://a/b"}, "engine": {"type": "custom", "image": "server:1"}},
+    ],
+)
+def test_pods_without_use_for_the_cache_do_not_have_it(spec):
+    assert cache_of(make(**CPU, **spec), CLAIM) == ([], [], [])
+
+
+def test_other_namespaces_do_not_have_it():
+    service = make(model={"source": "s3://a/b"}, **CPU)
+    assert cache_of(service, replace(CLAIM, namespaces=frozenset({"other"}))) == ([], [], [])
+    assert cache_of(service, replace(CLAIM, namespaces=frozenset({"team", "other"}))) == cache_of(service, CLAIM)
 
 
 @pytest.mark.parametrize("engine_type", ["inflight", "vllm"])

@@ -143,7 +143,11 @@ def test_buildkit_builds_into_kubernetes_namespace_and_bounds_its_cache():
 
 def test_a_build_goes_uncompressed_and_unpacked_into_the_store():
     command = image_store.build_command(
-        ["buildctl"], Path("/repo"), Path("/repo/operator/Dockerfile"), "localhost/i:dev", {"BASE": "b:1"}
+        ["buildctl"],
+        Path("/repo"),
+        Path("/repo/operator/Dockerfile"),
+        image_store.into_store("localhost/i:dev"),
+        {"BASE": "b:1"},
     )
     assert "--output=type=image,name=localhost/i:dev,unpack=true,compression=uncompressed" in command
     assert "--local=context=/repo" in command

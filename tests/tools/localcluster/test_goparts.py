@@ -9,19 +9,19 @@ import pytest
 
 from tools.localcluster import layout
 from tools.localcluster.programs import goparts, gotoolchain
-from tools.localcluster.programs.goparts import KWOK, NODE_PARTS, PROMTOOL, Part
+from tools.localcluster.programs.goparts import ACTIONLINT, CRANE, KWOK, NODE_PARTS, PROMTOOL, REGISTRY, Part
+
+PARTS = (*NODE_PARTS, PROMTOOL, KWOK, ACTIONLINT, REGISTRY, CRANE)
 
 
-@pytest.mark.parametrize("part", [*NODE_PARTS, PROMTOOL, KWOK], ids=lambda part: part.name)
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
 def test_every_part_is_pinned_by_go_mod_and_go_sum(part):
     assert (part.folder / "go.mod").is_file()
     assert (part.folder / "go.sum").is_file()
     assert len(part.packages) == 1 or len(part.packages) == len(part.binaries)
 
 
-@pytest.mark.parametrize(
-    "part", [part for part in (*NODE_PARTS, PROMTOOL, KWOK) if part.packages != (".",)], ids=lambda p: p.name
-)
+@pytest.mark.parametrize("part", [part for part in PARTS if part.packages != (".",)], ids=lambda p: p.name)
 def test_every_package_from_a_module_is_a_tool_of_its_go_mod(part):
     go_mod = (part.folder / "go.mod").read_text()
     for package in part.packages:

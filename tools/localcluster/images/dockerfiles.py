@@ -13,7 +13,7 @@ from tools.localcluster import machine, process
 from tools.localcluster.commands import followed
 from tools.localcluster.errors import ClusterError
 from tools.localcluster.images import base_image
-from tools.localcluster.images.image_store import ImageStore, build_command
+from tools.localcluster.images.image_store import ImageStore, build_command, into_store
 from tools.localcluster.layout import REPOSITORY
 from tools.localcluster.progress import Progress, step
 
@@ -110,7 +110,7 @@ def build_in_store(store: ImageStore, image: Image, progress: Progress) -> str:
         store.buildctl_command(),
         REPOSITORY,
         dockerfile,
-        image.reference,
+        into_store(image.reference),
         {"BASE": base_image.REFERENCE, **proxy_arguments(os.environ), **image.arguments},
     )
     reader = StepReader()

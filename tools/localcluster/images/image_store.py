@@ -262,15 +262,22 @@ def buildkit_configuration(store: Path, socket: Path, tracing_socket: Path, cont
 """
 
 
-def build_command(
-    buildctl: Sequence[str], context: Path, dockerfile: Path, image: str, build_args: Mapping[str, str]
-) -> list[str]:
-    """Command line that builds `dockerfile` (a path) with the folder `context` into the node's store as `image`.
+def into_store(image: str) -> str:
+    """The output of a build that is the image `image` in the node's store.
 
     Uncompressed and unpacked at once: a pod can start from it, and compressing would be most of the time.
+    """
+    return f"type=image,name={image},unpack=true,compression=uncompressed"
+
+
+def build_command(
+    buildctl: Sequence[str], context: Path, dockerfile: Path, output: str, build_args: Mapping[str, str]
+) -> list[str]:
+    """Command line that builds `dockerfile` (a path) with the folder `context`.
 
     Args:
         buildctl: the program with its daemon's address.
+        output: what becomes of the image, as `buildctl build --output` has it.
     """
     command = [
         *buildctl,
@@ -281,7 +288,7 @@ def build_command(
         f"--local=dockerfile={dockerfile.parent}",
         f"--opt=filename={dockerfile.name}",
         "--opt=image-resolve-mode=local",
-        f"--output=type=image,name={image},unpack=true,compression=uncompressed",
+        f"--output={output}",
     ]
     return command + [f"--opt=build-arg:{key}={value}" for key, value in build_args.items()]
 

@@ -5,6 +5,7 @@ The own node runs all of it, the operator's benchmark all of it without a node, 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,6 +18,9 @@ from tools.localcluster.node.settings import Settings
 from tools.localcluster.process import Processes, Program
 from tools.localcluster.programs import gobuild, goparts
 from tools.localcluster.progress import Progress, to_stdout
+
+APISERVER_VARIABLE = "INFLIGHT_APISERVER"
+"""Environment variable with the path of the kube-apiserver that `apiserver_only` starts instead of the cluster's."""
 
 
 @dataclass(frozen=True)
@@ -189,15 +193,17 @@ def apiserver_only(state_dir: Path, progress: Progress | None = None) -> Iterato
     say = progress or to_stdout()
     cache = layout.current()
     with ThreadPoolExecutor(2) as pool:
-        building = [pool.submit(gobuild.ensure_part, part, cache, say) for part in (goparts.ETCD, goparts.APISERVER)]
-        etcd_folder, apiserver_folder = (future.result() for future in building)
+        etcd_built = pool.submit(gobuild.ensure_part, goparts.ETCD, cache, say)
+        other = os.environ.get(APISERVER_VARIABLE)
+        apiserver = Path(other) if other else gobuild.ensure_part(goparts.APISERVER, cache, say) / "kube-apiserver"
+        etcd = etcd_built.result() / "etcd"
     folder = state_dir.absolute()
     plane = ApiPlane(folder, Settings(addresses.CANDIDATES[0], addresses.free_ports()), with_node=False)
     certificates.ensure(plane.pki, certificates.control_plane_leaves(plane.certificate_addresses))
     processes = Processes(layout.Layout(folder))
     try:
-        plane.start_etcd(processes, etcd_folder / "etcd")
-        yield plane.start_apiserver(processes, apiserver_folder / "kube-apiserver")
+        plane.start_etcd(processes, etcd)
+        yield plane.start_apiserver(processes, apiserver)
     finally:
         processes.stop("kube-apiserver", grace_seconds=2)
         processes.stop("etcd", grace_seconds=2)

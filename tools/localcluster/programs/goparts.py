@@ -61,6 +61,10 @@ PAUSE = Part("pause", "pause", (".",))
 PROMTOOL = Part("promtool", "promtool", ("github.com/prometheus/prometheus/cmd/promtool",), tags=("remove_all_sd",))
 # Fake nodes and pods, for the operator's benchmark alone.
 KWOK = Part("kwok", "kwok", ("sigs.k8s.io/kwok/cmd/kwok",))
+# For releases and the tests of them: a check of the workflows, a registry, and what reads and joins images in one.
+ACTIONLINT = Part("actionlint", "actionlint", ("github.com/rhysd/actionlint/cmd/actionlint",))
+REGISTRY = Part("registry", "distribution", (".",))
+CRANE = Part("crane", "crane", ("github.com/google/go-containerregistry/cmd/crane",))
 
 NODE_PARTS = (CONTAINERD, PAUSE, CNI, ETCD, BUILDKIT, APISERVER, COREDNS, NODE)
 """Parts of the own node, in the order in which they are built: those that image builds need come first, so that images
@@ -78,7 +82,7 @@ def required_version(go_mod: str, module: str) -> str:
 def linker_flags(part: Part, go_mod: str) -> str:
     """Value of `-ldflags`: no symbol table, and for Kubernetes the version that `kubectl version` shows."""
     flags = ["-s", "-w"]
-    if part.module == "kubernetes":
+    if part.packages[0].startswith(f"{KUBERNETES}/"):
         version = required_version(go_mod, KUBERNETES)
         major, minor, _ = version.lstrip("v").split(".", 2)
         stamp = {"gitVersion": version, "gitMajor": major, "gitMinor": minor}

@@ -193,7 +193,7 @@ class Store:
         """Return the sentence for an error that stays; None: it may pass."""
         source, status = f"model source {self.source}", _status(error)
         if status == 404:
-            return ModelSourceError(f"{source}: {what} is not there (404): check bucket, folder and endpoint")
+            return ModelSourceError(f"{source}: the store cannot find {what} (404): check bucket, folder and endpoint")
         if status == 401:
             return ModelSourceError(f"{source}: the store does not accept the credentials for {what} (401)")
         if status == 403:

@@ -14,7 +14,8 @@ _NEWEST_STEP = 0.05
 """Weight of the latest step in the average."""
 
 _LOOKED_UP_TOKENS = 100_000
-"""Prompt tokens of about so many admitted requests decide which share is expected in the prefix cache."""
+"""So many prompt tokens, about, of the latest admitted requests decide which share is expected in the prefix cache, and
+of the latest that were computed how many are copied to and from host memory beside them."""
 
 _ESTIMATE_SECONDS = 1.0
 """Time between two estimates of the mean output. An estimate takes about a millisecond."""
@@ -99,6 +100,8 @@ class Demand:
         """Mean duration of recent steps."""
         self._looked_up = self._found = 0.0
         """Prompt tokens of admitted requests, the latest most, and those of them that were in the prefix cache."""
+        self._computed = self._copied = 0.0
+        """Prompt tokens that were computed, the latest most, and those that were copied meanwhile."""
         self._counted = 0, 0
         """Both as the engine process has counted them."""
 
@@ -118,6 +121,9 @@ class Demand:
         if stats.num_prefill_tokens + stats.num_decode_tokens:
             self._step_seconds += (stats.step_seconds - self._step_seconds) * _NEWEST_STEP
             self._decoding = StepWork(stats.num_decode_tokens, 0, stats.decode_kv_tokens, 0)
+        kept = max(0.0, 1 - stats.num_prefill_tokens / _LOOKED_UP_TOKENS)
+        self._computed = self._computed * kept + stats.num_prefill_tokens
+        self._copied = self._copied * kept + stats.copied_tokens
         if stats.prefix_queries != self._counted[0]:
             # Another engine process counts from 0.
             before = self._counted if stats.prefix_queries > self._counted[0] else (0, 0)
@@ -151,7 +157,8 @@ class Demand:
         # A prompt's tokens attend to half of it on average, and longer prompts have more of the tokens.
         attended = self.arrived_prompt_tokens_squared / max(1, self.arrived_prompt_tokens) / 2
         cost, budget = self.step_cost.model, load.limits.max_num_batched_tokens
-        seconds = backlog_seconds(cost, num_tokens, attended, self._decoding, budget)
+        copied = self._copied / self._computed if self._computed else 0.0
+        seconds = backlog_seconds(cost, num_tokens, attended, self._decoding, budget, copied)
         # Slots get free while prompts are computed, and steps that only decode follow where that is not enough.
         prefill_steps = num_tokens / max(1.0, budget - self._decoding.decode_seqs)
         return seconds + max(0.0, steps - prefill_steps) * cost.seconds(self._decoding)

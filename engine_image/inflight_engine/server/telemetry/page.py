@@ -77,10 +77,12 @@ class EngineMetrics(Collector):
     Attributes:
         spans: None: no tracing.
         dropped_events: returns the batches of KV cache events that were dropped; None: there are no events.
+        tiers: labels of the tiers that the engine has behind the device. Others have no series.
         spare_pid: returns the number of the spare process; None: there is none.
     """
 
     def __init__(self, model_name: str, counts: Counts, demand: Demand, gauges: Callable[[], Gauges]) -> None:
+        self.tiers: Collection[str] = (HOST_TIER, DISK_TIER)
         self.spans: SpanCounts | None = None
         self.dropped_events: Callable[[], int] | None = None
         self.spare_pid: Callable[[], int | None] = lambda: None
@@ -101,6 +103,7 @@ class EngineMetrics(Collector):
         """The families, in the order of the page."""
         page, counts, demand, now = Families(self._model_name, names), self._counts, self._demand, self._gauges()
         _engine_state(page, demand, now)
+        _tiers(page, counts, now.load, self.tiers)
         _counters(page, counts, now.load)
         _histograms(page, counts)
         _limits(page, now.load, now.revision)
@@ -126,12 +129,6 @@ def _engine_state(page: Families, demand: Demand, now: Gauges) -> None:
     page.gauge("vllm:num_requests_running", "Running requests (with a slot).", stats.num_running)
     page.gauge("vllm:num_requests_waiting", "Requests waiting for a slot, including preempted requests.", load.waiting)
     page.gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", stats.kv_usage)
-    page.gauges(
-        "inflight_tier_blocks",
-        "KV blocks that a tier behind the device holds.",
-        ("tier",),
-        [((HOST_TIER,), stats.num_tier_blocks), ((DISK_TIER,), stats.num_disk_blocks)],
-    )
     if load.ready is not None:
         runner = load.ready.runner
         page.gauges(
@@ -148,15 +145,6 @@ def _engine_state(page: Families, demand: Demand, now: Gauges) -> None:
                 [((runner.digest,), 1)],
             )
         page.gauge(*shared.KV_CACHE_TOKENS, runner.num_cache_tokens)
-        block_bytes = runner.kv_bytes_per_token * runner.block_size
-        host = (runner.copy_tokens_per_second or 0.0) * runner.kv_bytes_per_token
-        disk = block_bytes / stats.disk_seconds_per_block if stats.disk_seconds_per_block else 0.0
-        page.gauges(
-            "inflight_tier_bytes_per_second",
-            "Speed at which a tier is loaded, as measured; 0: not yet.",
-            ("tier",),
-            [((HOST_TIER,), host), ((DISK_TIER,), disk)],
-        )
     page.gauge(*shared.WAITING_PROMPT_TOKENS, load.waiting_tokens)
     page.gauge(
         "inflight_predicted_queue_seconds",
@@ -165,6 +153,44 @@ def _engine_state(page: Families, demand: Demand, now: Gauges) -> None:
         demand.predicted_seconds(load),
     )
     page.gauge(*shared.DRAINING, float(now.draining))
+
+
+def _tiers(page: Families, counts: Counts, load: Load, tiers: Collection[str]) -> None:
+    stats, since_start = load.stats, counts.since_start(load.stats)
+
+    def rows(host: float, disk: float) -> list[tuple[tuple[str], float]]:
+        return [((tier,), value) for tier, value in ((HOST_TIER, host), (DISK_TIER, disk)) if tier in tiers]
+
+    page.gauges(
+        "inflight_tier_blocks",
+        "KV blocks that a tier behind the device holds.",
+        ("tier",),
+        rows(stats.num_tier_blocks, stats.num_disk_blocks),
+    )
+    if load.ready is not None:  # While another engine process starts its blocks are not known, and 0 would be a reset.
+        runner = load.ready.runner
+        block_bytes = runner.kv_bytes_per_token * runner.block_size
+        speed_of_host = (runner.copy_tokens_per_second or 0.0) * runner.kv_bytes_per_token
+        speed_of_disk = block_bytes / stats.disk_seconds_per_block if stats.disk_seconds_per_block else 0.0
+        page.gauges(
+            "inflight_tier_bytes_per_second",
+            "Speed at which a tier is loaded, as measured; 0: not yet.",
+            ("tier",),
+            rows(speed_of_host, speed_of_disk),
+        )
+        for name, documentation, host, disk in _TIER_BYTES:
+            page.counters(
+                name, documentation, ("tier",), rows(since_start[host] * block_bytes, since_start[disk] * block_bytes)
+            )
+    for name, documentation, host, disk in _TIER_BLOCKS:
+        page.counters(name, documentation, ("tier",), rows(since_start[host], since_start[disk]))
+    if DISK_TIER in tiers:
+        page.counters(
+            "inflight_tier_dropped_blocks",
+            "KV blocks that were not written to a tier: too many waited, or it failed.",
+            ("tier",),
+            [((DISK_TIER,), since_start["num_disk_dropped"])],
+        )
 
 
 def _counters(page: Families, counts: Counts, load: Load) -> None:
@@ -185,21 +211,6 @@ def _counters(page: Families, counts: Counts, load: Load) -> None:
         "inflight_step_out_of_memory",
         "Steps for which device memory did not suffice; they were split or failed.",
         since_start["num_out_of_memory"],
-    )
-    if load.ready is not None:  # While another engine process starts its blocks are not known, and 0 would be a reset.
-        block_bytes = load.ready.runner.kv_bytes_per_token * load.ready.runner.block_size
-        for name, documentation, host, disk in _TIER_BYTES:
-            numbers = {HOST_TIER: since_start[host], DISK_TIER: since_start[disk]}
-            rows = [((tier,), number * block_bytes) for tier, number in numbers.items()]
-            page.counters(name, documentation, ("tier",), rows)
-    for name, documentation, host, disk in _TIER_BLOCKS:
-        rows = [((HOST_TIER,), since_start[host]), ((DISK_TIER,), since_start[disk])]
-        page.counters(name, documentation, ("tier",), rows)
-    page.counters(
-        "inflight_tier_dropped_blocks",
-        "KV blocks that were not written to a tier: too many waited, or it failed.",
-        ("tier",),
-        [((DISK_TIER,), since_start["num_disk_dropped"])],
     )
     page.counters(
         "vllm:request_success",

@@ -331,6 +331,8 @@ OWN_FLAGS = (
     ),
     "disk-space",
     "disk-path",
+    "model-cache",
+    "model-cache-size",
 )
 """Engine flags that the operator sets; extraArgs may not repeat them."""
 

@@ -39,9 +39,12 @@ Quantity = Annotated[str | int, AfterValidator(readable_quantity), Field(json_sc
 KV_FOLDER = "/var/lib/inflight/kv"
 """Folder of the disk behind the KV cache."""
 
+MODEL_CACHE_FOLDER = "/var/lib/inflight/models"
+"""Folder of the models that engines share."""
+
 OWN_ENV = ("INFLIGHT_ADMIN_TOKEN", "INFLIGHT_ADMIN_TOKEN_FILE", "INFLIGHT_POD_UID")
 OWN_PREFIX = "inflight-"
-OWN_MOUNTS = ("/tmp", "/dev/shm", "/models", "/etc/inflight", "/opt/inflight/vllm", KV_FOLDER)
+OWN_MOUNTS = ("/tmp", "/dev/shm", "/models", "/etc/inflight", "/opt/inflight/vllm", KV_FOLDER, MODEL_CACHE_FOLDER)
 
 
 class Toleration(SpecModel):

@@ -177,7 +177,7 @@ class DemandHistory:
 
     @property
     def points(self) -> tuple[DemandPoint, ...]:
-        return _points(self.series)
+        return points_of(self.series)
 
     @property
     def tokens_per_s(self) -> float:
@@ -192,8 +192,8 @@ class DemandHistory:
 
 
 @lru_cache(maxsize=4)
-def _points(series: bytes) -> tuple[DemandPoint, ...]:
-    """Returns the points, which a round reads several times."""
+def points_of(series: bytes) -> tuple[DemandPoint, ...]:
+    """Returns the points of a packed series, which a round reads several times."""
     return tuple(map(DemandPoint._make, _POINT.iter_unpack(series)))
 
 

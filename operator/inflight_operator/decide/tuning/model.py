@@ -112,7 +112,7 @@ def early_move(
 ) -> TuningDecision | None:
     """Returns the first move of a service if its limits are so far from the model's that no whole window is needed to
     see it; None if they are not, or if there is no move. A model of few steps is trusted with less of the target."""
-    if state.episode is not None or view.quality.evidence < policy.evidence:
+    if state.episode is not None:
         return None
     cautious = replace(state, tighten=min(state.tighten, policy.early))
     targets, margins = _targets(slo, model, cautious), _margins(cautious)
@@ -121,6 +121,8 @@ def early_move(
         return worth(model.replica, model.workload, targets, pair, margins)
 
     if value(modelled_limits(bounds, slo, model, cautious)) <= value(limits) * policy.obvious:
+        return None
+    if view.quality.evidence < policy.evidence:
         return None
     decision = move_by_model(view, limits, bounds, slo, model, cautious, policy, advise=False)
     if decision.state.move is None:

@@ -71,7 +71,7 @@ def step_by_rules(
         return TuningDecision(limits, (), _holds(view, slo), restarted)
     if advise:
         return step.advised(limits, restarted)
-    return step.made(limits, replace(restarted, trial=Trial(step=step, before=view, started=view.time)))
+    return step.made(limits, replace(restarted, trial=Trial(step=step, before=view.kept(), started=view.time)))
 
 
 def propose(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from inflight_cost.capacity import Replica, Targets, Workload
 from inflight_operator.decide.decision import Decision, Reason
@@ -190,6 +190,10 @@ class TuningView:
     preemptions_per_min: float
     quality: Quality
     by_pod: tuple[PodQuality, ...] = ()
+
+    def kept(self) -> TuningView:
+        """Returns these measurements without what they may be computed from."""
+        return TuningView(**{one.name: getattr(self, one.name) for one in fields(TuningView)})
 
     @property
     def has_traffic(self) -> bool:

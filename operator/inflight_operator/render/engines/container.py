@@ -41,12 +41,14 @@ class Volume:
     Attributes:
         name: of both.
         source: None: it is one of `template.volumes`.
+        folder: folder of the volume that is mounted, which the kubelet makes; empty: the whole volume.
     """
 
     name: str
     source: Manifest | None
     path: str
     read_only: bool = True
+    folder: str = ""
 
     @property
     def volume(self) -> Manifest:
@@ -54,7 +56,12 @@ class Volume:
 
     @property
     def mount(self) -> Manifest:
-        return {"name": self.name, "mountPath": self.path, **({"readOnly": True} if self.read_only else {})}
+        return {
+            "name": self.name,
+            "mountPath": self.path,
+            **({"subPath": self.folder} if self.folder else {}),
+            **({"readOnly": True} if self.read_only else {}),
+        }
 
 
 @dataclass(frozen=True, slots=True)

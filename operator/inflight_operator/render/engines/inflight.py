@@ -14,8 +14,8 @@ from inflight_base.manifest.names import (
     HTTP_PORT_NAME,
 )
 from inflight_base.manifest.units import parse_quantity
-from inflight_operator.api.pods.template import KV_FOLDER
-from inflight_operator.api.resolve import model_argument, served_name, startup_limit_seconds
+from inflight_operator.api.pods.template import KV_FOLDER, MODEL_CACHE_FOLDER
+from inflight_operator.api.resolve import downloads_model, is_stored, model_argument, served_name, startup_limit_seconds
 from inflight_operator.api.types import InferenceService
 from inflight_operator.render.admin_token import SECRET_FOLDER, TENANT_KEY
 from inflight_operator.render.engine_flags import constant_flags, engine_flags, seconds
@@ -32,7 +32,7 @@ from inflight_operator.render.engines.container import (
 )
 from inflight_operator.render.engines.kv_events import kv_events_flags, kv_events_ports
 from inflight_operator.render.observability import observability_flags, observability_of, trace_environment
-from inflight_operator.render.plan import EngineObservability, Settings
+from inflight_operator.render.plan import EngineObservability, ModelCache, Settings
 from inflight_operator.render.service import behind_gateway
 
 _CA_FOLDER = "/etc/inflight/model-ca"
@@ -48,7 +48,7 @@ def inflight_container(service: InferenceService, settings: Settings) -> EngineC
     grpc = {GRPC_PORT_NAME: GRPC_PORT} if service.spec.engine.grpc else {}
     return EngineContainer(
         image=service.spec.engine.image or settings.engine_image,
-        start={"command": engine_command(service, LIMITS_PATH, observability, key_file)},
+        start={"command": engine_command(service, LIMITS_PATH, observability, key_file, _cache(service, settings))},
         ports={HTTP_PORT_NAME: ENGINE_PORT, ADMIN_PORT_NAME: ADMIN_PORT, **grpc, **kv_events_ports(service)},
         environment={
             **ADMIN_ENVIRONMENT,
@@ -58,7 +58,7 @@ def inflight_container(service: InferenceService, settings: Settings) -> EngineC
         },
         resources=engine_resources(service),
         probes=engine_probes(startup_limit_seconds(service.spec)),
-        volumes=(*_store_volumes(service), *_kv_volumes(service)),
+        volumes=(*_store_volumes(service), *_kv_volumes(service), *_cache_volumes(service, settings)),
     )
 
 
@@ -88,8 +88,33 @@ def _kv_volumes(service: InferenceService) -> tuple[Volume, ...]:
     return (Volume("inflight-kv", {"emptyDir": {"sizeLimit": str(size)}}, KV_FOLDER, read_only=False),)
 
 
+def _cache(service: InferenceService, settings: Settings) -> ModelCache | None:
+    """The folder of models that the service's engines share with others; None: they use none."""
+    cache, source = settings.model_cache, service.spec.model.source
+    if cache is None or not (downloads_model(source) or is_stored(source)):
+        return None
+    return cache if service.metadata.namespace in (cache.namespaces or {service.metadata.namespace}) else None
+
+
+def _cache_volumes(service: InferenceService, settings: Settings) -> tuple[Volume, ...]:
+    cache = _cache(service, settings)
+    if cache is None:
+        return ()
+    if cache.claim:  # a claim is of one namespace
+        source: Manifest = {"persistentVolumeClaim": {"claimName": cache.claim}}
+        return (Volume("inflight-model-cache", source, MODEL_CACHE_FOLDER, read_only=False),)
+    # Type Directory: a folder that the kubelet made would belong to root, and the disk might be the node's own.
+    source = {"hostPath": {"path": cache.host_path, "type": "Directory"}}
+    folder = service.metadata.namespace
+    return (Volume("inflight-model-cache", source, MODEL_CACHE_FOLDER, read_only=False, folder=folder),)
+
+
 def engine_command(
-    service: InferenceService, limits_file: str, observability: EngineObservability, tenant_key_file: str | None
+    service: InferenceService,
+    limits_file: str,
+    observability: EngineObservability,
+    tenant_key_file: str | None,
+    cache: ModelCache | None = None,
 ) -> list[str]:
     """`inflight-engine serve MODEL --flags`, with extraArgs last.
 
@@ -98,6 +123,7 @@ def engine_command(
         limits_file: path of the file with the limits in force.
         observability: traces and logs of the service's engines.
         tenant_key_file: path of the file with the tenant key; None for a service that is not behind the gateway.
+        cache: folder of models that engines share.
     """
     spec = service.spec
     flags: dict[str, str | int | None] = {
@@ -123,6 +149,7 @@ def engine_command(
         *([f"--grpc-port={GRPC_PORT}"] if spec.engine.grpc else []),
         *kv_events_flags(service),
         *([] if tenant_key_file is None else [f"--tenant-key-file={tenant_key_file}"]),
+        *([] if cache is None else [f"--model-cache={MODEL_CACHE_FOLDER}", f"--model-cache-size={cache.size}"]),
         *spec.engine.extra_args,
     ]
 
