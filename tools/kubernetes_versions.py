@@ -83,7 +83,7 @@ def apiserver(version: str, cache: Layout, progress: Progress) -> tuple[str, Pat
 def tested(binary: Path, tests: Sequence[str]) -> tuple[int, str]:
     """Runs the contract tests on an API server, shown as they go; returns pytest's exit code and its last line."""
     command = [sys.executable, "-m", "pytest", "-m", "contract", *tests]
-    environment = {**os.environ, APISERVER_VARIABLE: str(binary)}
+    environment = {**os.environ, APISERVER_VARIABLE: str(binary), "PYTHONUNBUFFERED": "1"}
     last = ""
     with subprocess.Popen(
         command, cwd=layout.REPOSITORY, env=environment, stdout=subprocess.PIPE, text=True
