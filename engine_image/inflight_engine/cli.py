@@ -50,6 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     # Imported only now, as the engine process has been started.
     from inflight_engine.models import export
+    from inflight_engine.models.remote import prefetch
     from inflight_engine.recording import command as replay
     from inflight_engine.server.settings.flags import DESCRIPTION, EXAMPLE, add_serve_flags
 
@@ -88,11 +89,21 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     export.add_flags(export_parser)
+    prefetch_parser = commands.add_parser(
+        "prefetch",
+        help=prefetch.SUMMARY,
+        description=prefetch.DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    prefetch.add_flags(prefetch_parser)
     return parser
 
 
 def _run(arguments: list[str], process: EngineProcess | None) -> int:
     from inflight_engine.models import export
+    from inflight_engine.models.remote import prefetch
+    from inflight_engine.models.remote.cache import ModelCache
     from inflight_engine.recording import command as replay
     from inflight_engine.server.settings.flags import read_config
 
@@ -104,6 +115,8 @@ def _run(arguments: list[str], process: EngineProcess | None) -> int:
         return replay.run(chosen.file, as_json=chosen.json)
     if chosen.command == "export":
         return export.run(chosen.model, chosen.folder)
+    if chosen.command == "prefetch":
+        return prefetch.run(chosen.model, chosen.revision, ModelCache(chosen.model_cache, chosen.model_cache_size))
     config = read_config(chosen.parser, arguments[1:])
     if process is None:
         parser.error("serve has to be the first argument")

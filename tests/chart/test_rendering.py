@@ -454,3 +454,24 @@ def test_decisions_are_recorded_only_where_asked_for_into_a_volume_that_holds_th
 
 def test_a_service_to_record_is_a_namespace_and_a_name(helm):
     assert helm.template("--set", "recordDecisions.services={chat}").returncode != 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "claimName=models,engine.modelCache.hostPath=/var/cache/inflight",
+        "hostPath=cache",
+        "hostPath=/var/../etc",
+        "claimName=Models",
+        "size=-1Gi",
+        "namespaces={A}",
+    ],
+)
+def test_model_caches_that_cannot_be_are_refused(helm, wrong):
+    assert "engine/modelCache" in helm.template("--set", f"engine.modelCache.{wrong}").stderr.replace(".", "/")
+
+
+def test_no_pod_mounts_a_folder_of_its_node_unless_the_chart_names_one(helm, monkeypatch):
+    assert started_with(helm, monkeypatch).model_cache is None
+    options = started_with(helm, monkeypatch, "--set", "engine.modelCache.hostPath=/var/cache/inflight")
+    assert options.model_cache == ModelCache("", "/var/cache/inflight", 100 * 2**30)

@@ -640,7 +640,7 @@ BAD = {
     "a mount over the operator's": (
         template(volumeMounts=[{"name": "x", "mountPath": "/etc/inflight/limits"}]),
         "template.volumeMounts cannot use /tmp, /dev/shm, /models, /etc/inflight, /opt/inflight/vllm,"
-        " /var/lib/inflight/kv: the operator",
+        " /var/lib/inflight/kv, /var/lib/inflight/models: the operator",
     ),
 }
 

@@ -15,7 +15,7 @@ from inflight_operator.api.gateway import Gateway
 from inflight_operator.api.types import InferenceService
 from inflight_operator.apply.children import UNREAD_KINDS, ChildConflictError, ChildrenState, sync_children
 from inflight_operator.render.monitor import POD_MONITOR_API
-from inflight_operator.render.plan import ChildPlan, Settings
+from inflight_operator.render.plan import ChildPlan, ModelCache, Settings
 from inflight_operator.render.service import no_pods
 from inflight_operator.render.service_children import CHILD_KINDS, render
 from inflight_settings.limits import Limits, LimitsInForce
@@ -32,6 +32,7 @@ SETTINGS = Settings(
         {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}},
         {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}},
     ),
+    model_cache=ModelCache(claim="models", host_path="", size=10**12),
 )
 PLAN = ChildPlan(replicas=2, limits=LimitsInForce(Limits(64, 1024), 7), admin_token="secret", spec_digest="spec")
 
@@ -185,6 +186,15 @@ async def test_the_api_server_accepts_every_child(api, service):
     for child in render(service, PLAN, SETTINGS):
         accepted = await api.apply(child, dry_run=True)
         assert accepted["metadata"]["name"] == child["metadata"]["name"]
+
+
+async def test_a_cache_on_the_node_is_accepted(api, make):
+    service = InferenceService.from_dict(make({"model": {"source": "s3://models/qwen"}}))
+    settings = replace(SETTINGS, model_cache=ModelCache(claim="", host_path="/var/cache/inflight", size=10**12))
+    (deployment,) = (child for child in render(service, PLAN, settings) if child["kind"] == "Deployment")
+    accepted = await api.apply(deployment, dry_run=True)
+    mounts = accepted["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
+    assert [each["subPath"] for each in mounts if "subPath" in each] == [service.metadata.namespace]
 
 
 async def test_the_pod_of_the_template_passes_pod_security_restricted(kubectl, service):

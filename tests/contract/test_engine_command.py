@@ -14,9 +14,9 @@ from inflight_engine.server.settings.flags import add_serve_flags, read_config
 from inflight_operator.api.engine.fields import Engine
 from inflight_operator.api.pods.scheduling import BOUNDS, Scheduling
 from inflight_operator.api.pods.scheduling import ServiceClass as APIServiceClass
-from inflight_operator.api.pods.template import KV_FOLDER
+from inflight_operator.api.pods.template import KV_FOLDER, MODEL_CACHE_FOLDER
 from inflight_operator.render.engines.inflight import engine_command
-from inflight_operator.render.plan import EngineObservability
+from inflight_operator.render.plan import EngineObservability, ModelCache
 from inflight_settings.scheduling import PreemptionMode, ServiceClass
 from tests.operator.render.services import CPU, EVERYTHING, make
 
@@ -26,7 +26,11 @@ def literals(model, field):
 
 
 def parsed(**spec):
-    program, verb, *arguments = engine_command(make(**spec), "/limits.json", EngineObservability(), None)
+    return read(engine_command(make(**spec), "/limits.json", EngineObservability(), None))
+
+
+def read(command):
+    program, verb, *arguments = command
     assert (program, verb) == ("inflight-engine", "serve")
     parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
     add_serve_flags(parser)
@@ -76,6 +80,13 @@ def test_every_field_arrives_in_the_engine_with_its_value():
 def test_a_disk_behind_the_cache_arrives_with_its_folder():
     engine = parsed(engine={"kvCache": {"swap": "2Gi", "disk": {"size": "20Gi"}}}).engine
     assert (engine.swap_space, engine.disk_space, str(engine.disk_path)) == (2**31, 20 * 2**30, KV_FOLDER)
+
+
+def test_a_model_cache_arrives_with_its_size():
+    service = make(model={"source": "s3://models/qwen"})
+    cache = ModelCache(claim="models", host_path="", size=10**12)
+    engine = read(engine_command(service, "/limits.json", EngineObservability(), None, cache)).engine
+    assert (engine.model_cache, engine.model_cache_size) == (MODEL_CACHE_FOLDER, 10**12)
 
 
 def test_a_field_that_is_not_given_has_the_same_default_on_both_sides():

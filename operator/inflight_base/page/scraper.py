@@ -142,10 +142,10 @@ class Scraper(ABC, Generic[E]):
             ValueError: it is not an engine's page; `failed` is called with it.
         """
 
+    @abstractmethod
     async def scraped_large(self, engine: E, body: bytes, began: float) -> None:
         """Takes a page of more than `SMALL_PAGE` bytes, with the engine's own names, as `scraped` does. Few are taken
         at a time."""
-        self.scraped(engine, renamed(body, engine.names), began)
 
     @abstractmethod
     async def failed(self, engine: E, error: Exception, reason: str) -> None:

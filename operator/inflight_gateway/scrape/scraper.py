@@ -11,11 +11,12 @@ from time import monotonic
 
 from inflight_base.http.engine_pool import Loss
 from inflight_base.manifest.engines import EngineType
+from inflight_base.page.page_process import PageProcess
 from inflight_base.page.response import LostError
 from inflight_base.page.scraper import Engine, Scraper
 from inflight_gateway.scrape.page import READER, read_page
 from inflight_gateway.scrape.samples import Samples
-from inflight_gateway.types import Endpoint, ServiceConfig
+from inflight_gateway.types import Endpoint, EngineSample, ServiceConfig
 from inflight_settings.limits import DEFAULT_LIMITS
 
 INTERVAL_SECONDS = 1.0
@@ -29,7 +30,7 @@ RETRY_SECONDS = 1.0
 
 LARGE_PAGE = 2**16
 """Bytes of a page; an engine with one of twice as many and more is scraped less often. A page of vLLM has 50 to 100 kB,
-one of ours 2 kB; reading a hostile one of 1 MiB takes some 20 ms."""
+one of ours 2 kB; reading a hostile one of 1 MiB takes some 20 ms, from 128 KiB on in a process of its own."""
 
 MAX_AT_ONCE = 2 * MAX_PER_SECOND
 """Most scrapes in flight: a hanging engine takes `TIMEOUT_SECONDS` and `CONNECT_SECONDS`, and so delays no other."""
@@ -70,6 +71,7 @@ class EndpointScraper(Scraper[_Scraped]):
             retry=RETRY_SECONDS * interval / INTERVAL_SECONDS,
         )
         self._samples = samples
+        self._process = PageProcess(read_page, EngineSample)
         self._engines: dict[str, _Scraped] = {}
 
     def keep(self, services: Mapping[Endpoint, ServiceConfig]) -> None:
@@ -102,10 +104,16 @@ class EndpointScraper(Scraper[_Scraped]):
         for engine in self._engines.values():
             self.drop(engine)
         self._engines.clear()
+        self._process.close()
         super().close()
 
     def scraped(self, engine: _Scraped, body: bytes, began: float) -> None:
         self._samples.scraped(engine.key, read_page(body, began, engine.max_num_seqs), monotonic())
+
+    async def scraped_large(self, engine: _Scraped, body: bytes, began: float) -> None:
+        more = began, engine.max_num_seqs
+        sample = await self._process.read(body, engine.names, more, TIMEOUT_SECONDS)
+        self._samples.scraped(engine.key, sample, monotonic())
 
     async def failed(self, engine: _Scraped, error: Exception, reason: str) -> None:
         connected = not isinstance(error, LostError) or error.loss is not Loss.REFUSED

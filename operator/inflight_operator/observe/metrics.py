@@ -214,6 +214,11 @@ def parse_metrics(text: str, time: float) -> Sample:
     )
 
 
+def read_page(page: bytes, time: float) -> Sample:
+    """Returns `parse_metrics` of a page in UTF-8."""
+    return parse_metrics(page.decode(), time)
+
+
 def _plugin_problem(text: str) -> str:
     found = _PLUGIN.search(text)
     return found[1].replace('\\"', '"') if found is not None and 'state="active"' not in found[0] else ""

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from inflight_base.manifest.keys import ServiceKey
+from inflight_base.page.page_process import PageProcess
 from inflight_base.page.scraper import Engine, Scraper
 from inflight_operator.observe.history import History
-from inflight_operator.observe.metrics import READER, Sample, parse_metrics
-from inflight_operator.observe.page_process import PageProcess
+from inflight_operator.observe.metrics import READER, Sample, read_page
 from inflight_operator.observe.window import Window
 from inflight_operator.pacing import first_apart
 
@@ -95,7 +95,7 @@ class ScrapePool(Scraper[_Pod]):
         )
         self._span = span
         self._queued = queued
-        self._process = PageProcess()
+        self._process = PageProcess(read_page, Sample)
         self._services: dict[ServiceKey, dict[str, _Pod]] = {}
         self._told: dict[ServiceKey, int] = {}
         """Requests in the engines' queues when `queued` was last called, by service; none where the queue is gone."""
@@ -142,11 +142,11 @@ class ScrapePool(Scraper[_Pod]):
         return {uid: pod.error for uid, pod in self._services.get(key, {}).items() if pod.error}
 
     def scraped(self, engine: _Pod, body: bytes, began: float) -> None:
-        self._take_sample(engine, parse_metrics(body.decode(), began))
+        self._take_sample(engine, read_page(body, began))
 
     async def scraped_large(self, engine: _Pod, body: bytes, began: float) -> None:
         limit = self._timeout * self._stretch()
-        self._take_sample(engine, await self._process.read(body, engine.names, began, limit))
+        self._take_sample(engine, await self._process.read(body, engine.names, [began], limit))
 
     def _take_sample(self, engine: _Pod, sample: Sample) -> None:
         known = engine.history

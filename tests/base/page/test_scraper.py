@@ -65,6 +65,9 @@ class Ages(Scraper):
         self.longest[engine.key] = max(self.longest[engine.key], now - self.last.get(engine.key, now))
         self.last[engine.key] = now
 
+    async def scraped_large(self, engine, body, began):
+        self.scraped(engine, body, began)
+
     async def failed(self, engine, error, reason):
         self.lost[engine.url.split("/")[2]] += 1
 

@@ -82,7 +82,7 @@ def test_the_first_request_of_a_new_service_orders_no_second_replica_and_a_burst
 
 @pytest.mark.parametrize("share", [0.45, 0.7, 1.4, 2.2, 4.1])
 def test_steady_demand_of_old_pods_orders_no_more_where_the_operator_is_new(share):
-    steady = decided(view([share * EACH] * 60, pooled=True, ordered=True))[0]
+    steady = decided(view([share * EACH] * 60, pooled=True, ordered=True, ready_for=3600.0))[0]
     for rounds in range(2, 22):
         seen = view([share * EACH] * rounds, pooled=True, ordered=True, ready=steady, ready_for=3600.0)
         assert decided(seen)[0] == steady
@@ -134,11 +134,23 @@ def test_what_waits_comes_on_top_and_what_is_ordered_is_not_asked_for_again():
 @given(st.floats(0, 200), st.integers(0, 3000))
 def test_what_waits_is_demand_over_the_time_of_recovery_and_no_replica_each(rate, waiting):
     queue = {"waiting": waiting, "waiting_tokens": waiting * WORKLOAD.prompt, "ready": 1}
-    replicas, reason, _ = decided(view([rate] * 60, **queue))
+    replicas, reason, _ = decided(view([rate] * 60, **queue), growth=0.0, untried=0.0)
     beside = waiting / AutopilotPolicy().recovery
-    assert replicas == decided(view([rate + beside] * 60, ready=1))[0]
+    assert replicas == decided(view([rate + beside] * 60, ready=1), growth=0.0, untried=0.0)[0]
     printed = f", {beside / EACH:.1f} for {waiting} waiting request"
     assert (printed in sentence(reason)) == (beside / EACH >= 0.05)
+
+
+@given(st.floats(0, 200), st.integers(0, 30_000))
+def test_what_arrives_may_grow_and_what_waits_does_not(rate, waiting):
+    """In a new service, whose demand may double, a queue would count twice."""
+    queue = {"waiting": waiting, "waiting_tokens": waiting * WORKLOAD.prompt, "ready": 1}
+    alone, bare, both = (
+        decided(view([each] * 60, **queue), growth=growth, untried=untried)[0]
+        for each, growth, untried in ((0.0, 0.3, 1.0), (rate, 0.0, 0.0), (rate, 0.3, 1.0))
+    )
+    assert alone == decided(view([0.0] * 60, **queue), growth=0.0, untried=0.0)[0]
+    assert bare <= both <= decided(view([2.3 * rate] * 60, **queue), growth=0.0, untried=0.0)[0]
 
 
 def test_demand_that_rises_is_expected_to_rise_on_and_demand_that_falls_to_stay():
@@ -168,14 +180,14 @@ def test_where_demand_jumps_replicas_stand_ready_between_the_jumps():
 
 
 @pytest.mark.parametrize("factor", [3.0, 4.5])
-def test_replicas_that_stand_ready_carry_the_next_jump_within_the_growth_that_has_room_anyway(factor):
+def test_replicas_that_stand_ready_carry_the_next_jump_and_no_growth_beyond_it(factor):
     memory, low = DemandMemory(), 30.0
     for step in range(700):
         now = 3.0 * step
         rates = [low * factor if (now - 3 * back) // 300 % 2 else low for back in range(60)][::-1]
         replicas, _, memory = decided(view(rates, now=now), memory)
     assert now % 600 == 297
-    least = decided(view([low * (factor - AutopilotPolicy().growth)] * 60))[0]
+    least = decided(view([low * factor] * 60, ready_for=3600.0), growth=0.0)[0]
     assert replicas in (least, least + 1)  # demand is expected to rise on while it rises
 
 
@@ -185,14 +197,118 @@ def test_growth_that_there_is_room_for_keeps_no_replicas_ready():
         now = 3.0 * step
         rates = [24.0 if (now - 3 * back) // 300 % 2 else 20.0 for back in range(60)][::-1]
         replicas, _, memory = decided(view(rates, now=now), memory)
-    assert replicas == decided(view([20.0] * 60))[0]
+    assert replicas == decided(view([20.0] * 60, ready_for=3600.0))[0]
 
 
 def test_a_service_whose_demand_never_jumped_keeps_nothing():
     memory = DemandMemory()
     for step in range(400):
         replicas, _, memory = decided(view([20.0] * 60, now=3.0 * step), memory)
-    assert replicas == decided(view([20.0] * 60))[0]
+    assert replicas == decided(view([20.0] * 60, ready_for=3600.0))[0]
+
+
+@pytest.mark.parametrize("rate", [12.0, 20.0, 90.0, 200.0])
+def test_an_old_service_has_room_for_30_percent_more_but_at_most_for_what_one_replica_gets(rate):
+    replicas, reason, _ = decided(view([rate] * 60, ready=1, ready_for=86_400.0))
+    assert reason.numbers["growth"] == pytest.approx(min(0.3, 1 / (replicas - 1)))
+
+
+@pytest.mark.parametrize(
+    ("age", "start_up", "more"),
+    [
+        (60.0, 60.0, 0.475),
+        (300.0, 60.0, 0.125),
+        (1200.0, 60.0, 0.0),
+        (86_400.0, 60.0, 0.0),
+        (60.0, 10.0, 0.1357),
+        (300.0, 300.0, 0.375),
+        (300.0, 3000.0, 0.375),
+    ],
+)
+def test_a_younger_fleet_has_room_for_more_growth_the_longer_replicas_take_to_start(age, start_up, more):
+    young = view([90.0] * min(60, int(age / 3) + 1), ready=1, ready_for=age, start_up=start_up)
+    seen = replace(young, ready_for=0.0)  # all pods are new, the service is not
+    for replicas, reason, _ in (decided(young), decided(seen, DemandMemory(since=seen.time - age))):
+        room = min(0.3, 1 / (replicas - 1))
+        assert reason.numbers["growth"] == pytest.approx(room + more, abs=1e-4)
+
+
+def test_one_replica_of_a_service_in_its_first_minute_has_room_for_180_percent_more_and_less_and_less():
+    replicas, reason, _ = decided(view([12.0] * 11, ready=1))
+    assert replicas == 2
+    assert reason.numbers["growth"] == pytest.approx(0.3 + 1.8 / 2)
+
+
+def test_the_rate_is_that_of_a_minute_and_a_queue_is_worked_off_in_one():
+    seen = view([20.0] * 43 + [16.0] * 17, waiting=600, waiting_tokens=600 * WORKLOAD.prompt)
+    numbers = decided(seen)[1].numbers
+    assert numbers["rate"] == pytest.approx((3 * 20 + 17 * 16) / 20)
+    assert numbers["backlog"] == pytest.approx(10 / EACH)
+
+
+def test_a_replica_that_demand_may_need_again_by_chance_stays_beside_those_for_a_queue():
+    queue = {"waiting": 3000, "waiting_tokens": 3000 * WORKLOAD.prompt, "ready_for": 3600.0}
+    need = decided(view([33.0] * 60, ready=1, **queue))[0]
+    assert decided(view([33.0] * 60, ready=need + 1, **queue))[0] == need + 1
+
+
+@pytest.mark.parametrize(("deviations", "rises"), [(2.8, False), (3.2, True)])
+def test_a_slope_counts_from_three_standard_deviations_of_one_by_chance(deviations, rises):
+    slope = deviations * math.sqrt(12 * 20 / 177**3)
+    seen = view([20 + slope * (3 * step - 147) for step in range(60)])
+    assert (decided(seen)[1].numbers["rate"] > 1.05 * seen.rate(60.0)) == rises
+
+
+@pytest.mark.parametrize(
+    ("jump", "peak", "kept"),
+    [
+        (1.29, 6.0, 5),  # what 60 requests/s need
+        (1.31, 6.0, 6),
+        (1.59, 6.0, 6),
+        (1.61, 6.0, 7),  # a fifth more than the peak
+        (4.0, 10.0, 12),
+        (4.0, 20.0, 17),  # what the next such jump would need
+    ],
+)
+def test_after_a_jump_the_peak_stays_ready_or_a_little_more_and_no_more_than_the_next_jump_needs(jump, peak, kept):
+    past = struct.pack("<3dI", 995.0, 4.0, peak, 10**6)
+    memory = DemandMemory(since=0.0, jump=jump, past=past)
+    assert decided(view([60.0] * 60, ready_for=86_400.0), memory)[0] == kept
+    if kept == 17:
+        assert kept == decided(view([4 * 60.0] * 60, ready_for=86_400.0), growth=0.0)[0]
+
+
+@pytest.mark.parametrize("rate", [30.0, 60.0, 200.0])
+def test_a_new_fleet_has_room_for_growth_that_was_not_seen_to_be_absent_and_an_old_one_has_not(rate):
+    def ordered(age, start_up=60.0):
+        rounds = min(60, round(age / 3) + 1)
+        return decided(view([rate] * rounds, ready_for=age, start_up=start_up, pooled=True, ordered=True))[0]
+
+    ages = [60.0, 120.0, 300.0, 900.0, 1200.0, 86_400.0]
+    course = [ordered(age) for age in ages]
+    assert all(later <= earlier for earlier, later in pairwise(course))
+    assert course[0] > course[-2] == course[-1]
+    assert ordered(60.0, start_up=5.0) < course[0]
+
+
+def test_peaks_that_are_remembered_are_what_demand_needed_without_room_for_growth():
+    """Else growth counts twice where demand jumps: in the peak, and in the headroom above it."""
+    memory = DemandMemory()
+    for step in range(100):
+        replicas, _, memory = decided(view([90.0] * min(60, step + 1), now=3.0 * step), memory)
+    assert memory.peak_need(0.0) == decided(view([90.0] * 60, ready_for=3600.0), growth=0.0)[0]
+    assert replicas > memory.peak_need(0.03)
+
+
+def test_demand_that_grows_to_its_level_in_a_services_first_minutes_keeps_little_above_it_afterwards():
+    memory = DemandMemory()
+    for step in range(180):
+        now = 3.0 * step
+        rates = [66.0 * min(1.0, (now - 3 * back) / 120) for back in range(min(step, 59) + 1)][::-1]
+        replicas, _, memory = decided(view(rates, now=now, pooled=True, ordered=True), memory)
+    assert memory.jump > 1.6
+    old = decided(view([66.0] * 60, ready_for=3600.0, pooled=True, ordered=True))[0]
+    assert replicas <= old + 1
 
 
 def test_what_was_needed_at_this_time_yesterday_stands_ready():

@@ -15,7 +15,7 @@ from inflight_base.page import response as response_module
 from inflight_base.page import scraper as scraper_module
 from inflight_base.page.response import MAX_BODY
 from inflight_operator.observe import scrape as scrape_module
-from inflight_operator.observe.metrics import READER, parse_metrics
+from inflight_operator.observe.metrics import READER, read_page
 from inflight_operator.observe.scrape import ScrapePool, Target
 from inflight_operator.reconcile.reconciler import ReconcilerSettings
 from tests.base.page.pages import engine_page
@@ -365,11 +365,12 @@ async def test_the_age_of_a_sample_counts_from_the_begin_of_its_scrape():
 
 
 async def test_large_pages_are_read_in_another_process_than_the_event_loops_and_small_ones_in_it(monkeypatch):
+    real = ScrapePool.scraped
     large, here = PAGE + (b"# " + b"x" * 1000 + b"\n") * 200, []
 
-    def parse(text, time):
-        here.append(len(text))
-        return parse_metrics(text, time)
+    def scraped(pool, engine, body, began):
+        here.append(len(body))
+        real(pool, engine, body, began)
 
     async def sends(writer):
         writer.write(response(large))
@@ -377,7 +378,7 @@ async def test_large_pages_are_read_in_another_process_than_the_event_loops_and_
     async def wrong(writer):
         writer.write(response(large.replace(READ.encode(), b"other")))
 
-    monkeypatch.setattr(scrape_module, "parse_metrics", parse)
+    monkeypatch.setattr(ScrapePool, "scraped", scraped)
     async with world(interval=60.0, timeout=60.0) as (pods, pool):
         pool.keep(KEY, [pods.target("small"), pods.target("large", sends), pods.target("wrong", wrong)])
         await until(lambda: pool.counts.done == 2 and pool.errors(KEY))
@@ -526,17 +527,15 @@ async def test_a_page_without_the_metric_that_a_custom_service_names_is_an_error
 
 
 async def test_a_fault_of_ours_with_one_page_stops_no_scrape(monkeypatch):
-    real = scrape_module.parse_metrics
-
-    def parse(text, time):
-        if text.startswith("odd"):
+    def read(page, time):
+        if page.startswith(b"odd"):
             raise RecursionError("as deep as it gets")
-        return real(text, time)
+        return read_page(page, time)
 
     async def odd(writer):
         writer.write(response(b"odd"))
 
-    monkeypatch.setattr(scrape_module, "parse_metrics", parse)
+    monkeypatch.setattr(scrape_module, "read_page", read)
     async with world(interval=0.02, concurrency=1) as (pods, pool):
         pool.keep(KEY, [pods.target("odd", odd), pods.target("a")])
         await until(lambda: pool.counts.done >= 3 and pool.counts.failed >= 2)

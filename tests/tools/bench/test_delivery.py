@@ -35,6 +35,20 @@ def test_the_store_serves_ranges_of_a_checkpoint_that_the_engine_reads(served):
     assert bytes(snapshot.store.read(last, 7, len(content))) == content[7:]
 
 
+def test_the_store_is_read_as_s3_with_its_key(served, monkeypatch, tmp_path):
+    folder, _, size = served
+    with store.make_server(folder, 0, 0.0, key="ours") as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        monkeypatch.setenv("INFLIGHT_MODEL_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "another")
+        with pytest.raises(ModelSourceError, match=r"refuses its files \(403\)"):
+            resolve("s3://models/tiny")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ours")
+        assert sum(shard.size for shard in resolve("s3://models/tiny").remote.shards) > size
+        server.shutdown()
+
+
 def test_a_folder_without_a_model_is_refused(served):
     folder, url, _ = served
     (folder / "config.json").unlink()

@@ -85,7 +85,16 @@ def store(folder: Path, rate: float, log: Path) -> Iterator[str]:
     """The URL of a server with the files of a folder. `rate`: bytes a second, 0 for no limit."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "tools.bench.delivery.store", str(folder), str(port), str(rate)]
+    command = [
+        sys.executable,
+        "-m",
+        "tools.bench.delivery.store",
+        str(folder),
+        "--port",
+        str(port),
+        "--rate",
+        str(rate),
+    ]
     with process(log, command) as running:
         wait_ready(f"{url}/config.json", {"the store": (running, log)})
         yield f"{url}/model"

@@ -1,17 +1,21 @@
 """A web server that answers requests for ranges of the files of a folder, all together at a limited rate.
 
-python -m tools.bench.delivery.store FOLDER PORT BYTES_PER_SECOND
+python -m tools.bench.delivery.store FOLDER [--port N] [--host ADDRESS] [--rate BYTES_PER_SECOND] [--key ID] [--write]
+
+It lists them as S3 does, for any bucket and prefix, and can be served from by `s3://`; it checks no signature.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
-import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+from xml.sax.saxutils import escape
 
 _CHUNK = 256 << 10
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
@@ -35,8 +39,13 @@ class Link:
         time.sleep(max(0.0, until - time.monotonic()))
 
 
-def make_server(folder: Path, port: int, rate: float) -> ThreadingHTTPServer:
-    """Returns the server, which listens. `rate`: bytes a second, 0 for no limit."""
+def make_server(folder: Path, port: int, rate: float, *, host: str = "127.0.0.1", key: str = "") -> ThreadingHTTPServer:
+    """Returns the server, which listens.
+
+    Args:
+        rate: bytes a second, 0 for no limit.
+        key: id of the only access key that is served; empty: all are.
+    """
     link = Link(rate)
 
     class Handler(BaseHTTPRequestHandler):
@@ -52,14 +61,24 @@ def make_server(folder: Path, port: int, rate: float) -> ThreadingHTTPServer:
             self._answer(with_body=True)
 
         def _answer(self, *, with_body: bool) -> None:
-            path = folder / Path(self.path).name
+            asked = urlsplit(self.path)
+            if key and f"Credential={key}/" not in self.headers.get("Authorization", ""):
+                self.send_error(403)
+                return
+            if "list-type=2" in asked.query:
+                self._list(parse_qs(asked.query).get("prefix", [""])[0])
+                return
+            path = folder / Path(asked.path).name
             if not path.is_file():
                 self.send_error(404)
                 return
             size, found = path.stat().st_size, _RANGE.fullmatch(self.headers.get("Range", ""))
+            if self.headers.get("If-Match") not in (None, _etag(path)):
+                self.send_error(412)
+                return
             start, end = (int(found[1]), min(int(found[2]) + 1, size)) if found else (0, size)
             self.send_response(206 if found else 200)
-            self.send_header("ETag", f'"{size}"')
+            self.send_header("ETag", _etag(path))
             self.send_header("Last-Modified", self.date_time_string(path.stat().st_mtime))
             self.send_header("Content-Length", str(end - start))
             if found:
@@ -70,6 +89,18 @@ def make_server(folder: Path, port: int, rate: float) -> ThreadingHTTPServer:
                 with path.open("rb") as file:
                     self._send(file.fileno(), start, end)
 
+        def _list(self, prefix: str) -> None:
+            contents = "".join(
+                f"<Contents><Key>{prefix.rstrip('/')}/{path.name}</Key><Size>{path.stat().st_size}</Size>"
+                f"<ETag>{escape(_etag(path))}</ETag><LastModified>2026-11-23T10:00:00.000Z</LastModified></Contents>"
+                for path in sorted(folder.iterdir())
+            )
+            body = f"<ListBucketResult><IsTruncated>false</IsTruncated>{contents}</ListBucketResult>".encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
         def _send(self, file: int, start: int, end: int) -> None:
             while start < end:
                 count = min(_CHUNK, end - start)
@@ -77,8 +108,32 @@ def make_server(folder: Path, port: int, rate: float) -> ThreadingHTTPServer:
                 start += os.sendfile(self.connection.fileno(), file, start, count)
 
     ThreadingHTTPServer.request_queue_size = 128
-    return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    return ThreadingHTTPServer((host, port), Handler)
+
+
+def _etag(path: Path) -> str:
+    stat = path.stat()
+    return f'"{stat.st_size}-{stat.st_mtime_ns}"'
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Serve the files of a folder as a store of models.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--port", type=int, default=9000)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--rate", type=float, default=0.0, help="bytes a second of all connections; 0: no limit")
+    parser.add_argument("--key", default="", help="id of the only access key that is served")
+    parser.add_argument("--write", action="store_true", help="write a small checkpoint into the folder first")
+    given = parser.parse_args()
+    if given.write:
+        from tools.bench.delivery.checkpoint import TINY, write_checkpoint  # imports torch
+
+        given.folder.mkdir()
+        write_checkpoint(given.folder, TINY)
+    server = make_server(given.folder, given.port, given.rate, host=given.host, key=given.key)
+    print("listening", flush=True)
+    server.serve_forever()
 
 
 if __name__ == "__main__":
-    make_server(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])).serve_forever()
+    main()

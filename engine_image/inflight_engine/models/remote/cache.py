@@ -31,6 +31,10 @@ class CacheError(Exception):
     """The cache cannot be used for a model. The message is one sentence."""
 
 
+class NoRoomError(CacheError):
+    """The cache has no room for this entry; others may be used."""
+
+
 class Entry:
     """The folder of an entry, which stays while this object does."""
 
@@ -62,7 +66,8 @@ class ModelCache:
             num_bytes: most bytes that the entry will have.
 
         Raises:
-            CacheError: there is no room, or the folder cannot be used.
+            NoRoomError: there is no room.
+            CacheError: the folder cannot be used.
         """
         path = self._entries / key
         try:
@@ -116,7 +121,7 @@ class ModelCache:
                     unused.append(path)
                     missing -= sizes[path]
             if missing > 0:
-                raise CacheError(
+                raise NoRoomError(
                     f"the model cache {self.folder} has no room for {num_bytes / 1e9:.2f} GB: it may have "
                     f"{self.size / 1e9:.2f} GB, and entries that are read are not removed"
                 )

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from inflight_engine.models.remote.cache import CacheError, Entry, ModelCache, wait_for
+from inflight_engine.models.remote.cache import CacheError, Entry, ModelCache, NoRoomError, wait_for
 from inflight_engine.models.remote.stores import PIECE, RemoteFile, Store
 
 PAGE = 1 << 20
@@ -51,7 +51,7 @@ class CachedStore(Store):
         self._lock = threading.Lock()
         self._files: dict[RemoteFile, _CachedFile | None] = {}
         self._trouble: set[str] = set()
-        self._writes = True
+        self._usable = self._writes = True
 
     def read(self, file: RemoteFile, start: int, end: int) -> memoryview:
         """Read bytes `start` to `end` of a file, in the version that was found.
@@ -67,21 +67,38 @@ class CachedStore(Store):
             cached = self._files[file]
         return super().read(file, start, end) if cached is None else self._read(cached, start, end)
 
+    def fill(self, file: RemoteFile, start: int) -> int:
+        """Bring the block that begins at `start` into the cache. Returns its bytes.
+
+        Raises:
+            ModelSourceError: as `Store.read`.
+            CacheError: the cache does not keep it.
+        """
+        self.read(file, start, start + 1)
+        if self._trouble:
+            raise CacheError(next(iter(self._trouble)))
+        return min(PIECE, file.size - start)
+
     def _open(self, file: RemoteFile) -> _CachedFile | None:
+        if not self._usable:
+            return None
         if file.etag is None or file.etag.startswith("W/"):
             self._complain(f"{file.name} is not kept in the model cache: the server gives it no strong ETag")
             return None
         try:
             return _CachedFile(self._cache.hold(self._key(file), _size(file)), file)
         except CacheError as error:
-            self._complain(f"{file.name} is read from the source: {error}")
+            # Each file would wait for the lock of the folder anew.
+            self._usable = isinstance(error, NoRoomError)
+            self._complain(f"{file.name if self._usable else 'all'} is read from the source: {error}")
         except OSError as error:
             self._complain(f"{file.name} is read from the source: the model cache: {error.strerror or error}")
         return None
 
     def _key(self, file: RemoteFile) -> str:
         """Return a name for the content. Another store may give other bytes the same etag, so it is part of it."""
-        parts = (self.source, os.environ.get("INFLIGHT_MODEL_ENDPOINT", ""), file.name, str(file.size), str(file.etag))
+        endpoint, layout = os.environ.get("INFLIGHT_MODEL_ENDPOINT", ""), f"{PIECE}/{PAGE}/{_DIGEST}"
+        parts = (self.source, endpoint, file.name, str(file.size), str(file.etag), layout)
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def _read(self, cached: _CachedFile, start: int, end: int) -> memoryview:
@@ -114,6 +131,8 @@ class CachedStore(Store):
         with cached.stripes[number % _STRIPES]:
             try:
                 alone = wait_for(lambda: cached.try_lock(number), _LOCK_SECONDS)
+                if not alone:
+                    self._complain(f"blocks of {cached.file.name} are locked by another process for too long")
             except OSError as error:
                 self._complain(f"the model cache has no locks of ranges: {error.strerror or error}")
                 alone = False

@@ -24,7 +24,7 @@ from inflight_cost.capacity import Margins, Replica, Steady, Targets, Workload, 
 from inflight_cost.limits import best_limits
 from inflight_cost.staffing import Staffing, share_late, smallest
 from inflight_operator.decide.decision import Number, Reason
-from inflight_operator.decide.replicas.demand import DemandPoint, DemandView
+from inflight_operator.decide.replicas.demand import SPAN, DemandPoint, DemandView
 from inflight_operator.decide.replicas.scaling import Recommendation
 from inflight_settings.limits import Limits, LimitsBounds
 
@@ -50,17 +50,20 @@ class AutopilotPolicy:
         alone: the same of a single replica: that of targets for 95 of 100 requests, as a second one doubles the cost.
         growth, room: growth of demand for which there is room, as the next replica takes time: a share of it, but at
             most `room` of what a replica gets of it.
-        young: in a service's first seconds so much more of that, less and less up to `level`: demand may only begin.
+        young: in a service's first seconds one replica has room for so much more, less and less up to `level`: demand
+            may only begin.
+        untried: the same of more replicas, while growth within the time that a replica takes to start may not have
+            been seen yet: by the rule of succession, up to `remember`.
         fast, level: the rate is the mean of the last `level` seconds, or of the last `fast` ones where that is
             significantly more.
         sureness: standard deviations that count as significant for `fast`, and for a `level` not seen for so long.
         hold: standard deviations of the rate by which demand may rise again before a replica goes.
         trend: the slope of demand is computed over this time.
-        significance: standard deviations from which a slope is significant.
+        significance: standard deviations from which a slope is significant; one is looked for in each round.
         most_trend: share of the rate that is added at most for its slope.
         variance, bin: the index of dispersion is taken over `variance` seconds in bins of `bin`.
         recovery: time within which the backlog should be processed.
-        remember: retention of jumps and peaks.
+        remember: retention of jumps and peaks; growth that was not seen for so long is not expected.
         cold: initial time of a service in which growth does not count as a jump.
         headroom: above the last peaks, for which replicas stand ready where demand jumps.
         brief: share of the remembered time that a peak must have lasted.
@@ -72,21 +75,22 @@ class AutopilotPolicy:
     late: float = 0.015
     alone: float = 0.05
     growth: float = 0.3
-    room: float = 1.3
+    room: float = 1.0
     young: float = 1.8
+    untried: float = 1.0
     fast: float = 15.0
     level: float = 60.0
     sureness: float = 1.5
     hold: float = 2.0
     trend: float = 180.0
-    significance: float = 2.0
+    significance: float = 3.0
     most_trend: float = 0.1
     variance: float = 300.0
     bin: float = 3.0
     recovery: float = 60.0
     remember: float = 1200.0
     cold: float = 150.0
-    headroom: float = 1.1
+    headroom: float = 1.2
     brief: float = 0.03
     farthest: float = 300.0
     season: float = 0.9
@@ -98,7 +102,7 @@ class Spell(NamedTuple):
     Attributes:
         begin: steady clock.
         load: replicas that the demand would have kept busy, the mean.
-        need: replicas that were needed for it, the mean.
+        need: replicas that were needed for it without room for growth, the mean.
         rounds: number of rounds that both are the mean of.
     """
 
@@ -135,7 +139,8 @@ class DemandMemory:
     def with_need(
         self, view: DemandView, load: float, need: float, start_up: float, policy: AutopilotPolicy
     ) -> DemandMemory:
-        """This memory with the result of a round: replicas kept busy by the demand, and replicas needed for it."""
+        """This memory with the result of a round: replicas kept busy by the demand, and replicas needed for it without
+        room for growth: `headroom` and jumps are growth."""
         since = view.time if self.since is None else self.since
         jump, past = self.jump, self.past
         last = Spell(*_SPELL.unpack_from(past, len(past) - _SPELL.size)) if past else None
@@ -190,7 +195,7 @@ def _jump(spells: Sequence[Spell], start_up: float) -> float:
 _SMALLEST_LOAD = 0.3
 """Load in replicas: growth from below this does not count as a jump."""
 
-_JUMPY = 1.3
+_JUMPY = 1.6
 """Factor of a jump above which the last peaks get `AutopilotPolicy.headroom`: they may not be the highest ones."""
 
 
@@ -218,26 +223,24 @@ def decide_replicas(
     rate = _rate(view, dispersion, policy)
     expected = rate + _rise(view, rate, dispersion, ahead, policy)
     sizing = Sizing(expected, each, expected / each)
-    queues = _queues(view, capacity, policy)
+    queues = _queues(view, capacity, policy, memory.since)
     waiting = _waiting(view)
     # Requests a second, beside those that arrive, while what waits is worked off.
     beside = waiting / policy.recovery
-    demand = sized = expected + beside
-    staffed = queues.replicas(expected)
-    need = queues.replicas(demand) if beside else staffed
+    sized = expected
+    need = queues.replicas(sized, beside)
     if need < view.credited:
         # A replica goes once demand is lower by more than chance.
-        risen = demand + policy.hold * math.sqrt(rate / policy.level)
-        kept = min(view.credited, queues.replicas(risen))
+        risen = expected + policy.hold * math.sqrt(rate / policy.level)
+        kept = min(view.credited, queues.replicas(risen, beside))
         if kept > need:
             need, sized = kept, risen
-    memory = memory.with_need(view, sizing.need, staffed, ahead, policy)
+    memory = memory.with_need(view, sizing.need, queues.replicas(expected, growing=False), ahead, policy)
 
-    # For growth up to `growth` there is room without it.
-    lately, jump = 0, memory.jump - policy.growth
-    if jump > 1:
-        peak = memory.peak_need(policy.brief) * (policy.headroom if jump > _JUMPY else 1.0)
-        lately = min(round(peak), queues.replicas(expected * jump))
+    lately = 0
+    if memory.jump > 1 + policy.growth:
+        peak = memory.peak_need(policy.brief) * (policy.headroom if memory.jump > _JUMPY else 1.0)
+        lately = min(round(peak), queues.replicas(expected * memory.jump, growing=False))
     season = math.ceil(policy.season * memory.season(view.calendar, ahead + SLOT))
     replicas = max(need, lately, season)
     held = None
@@ -260,8 +263,8 @@ def decide_replicas(
     if beside:
         numbers |= {"waiting": view.waiting or math.ceil(waiting), "backlog": beside / each}
     if need > 1:
-        growth = (1 + queues.growth(need - 1)) * sized / demand - 1
-        numbers |= {"late": queues.late(need - 1, sized), "growth": growth}
+        grown = (1 + queues.growth(need - 1)) * sized + beside
+        numbers |= {"late": queues.late(need - 1, grown), "growth": grown / (expected + beside) - 1}
     if replicas > view.ready:
         numbers["ready"] = max(view.starting, default=0.0) if replicas <= view.credited else view.start_up
     return replicas, Reason("Demand", numbers, held), memory, sizing
@@ -373,24 +376,32 @@ class _Queues(NamedTuple):
     decode: Staffing
     policy: AutopilotPolicy
     young: float
+    untried: float
 
-    def replicas(self, rate: float) -> int:
-        """Returns the fewest replicas that carry `rate` requests per second and begin them in time, but for a share."""
-        policy, least = self.policy, max(1, math.ceil(rate / self.capacity.rate))
+    def replicas(self, rate: float, beside: float = 0.0, *, growing: bool = True) -> int:
+        """Returns the fewest replicas that carry the requests per second and begin them in time, but for a share.
+
+        Args:
+            rate: of those that arrive.
+            beside: of those that wait, which do not grow.
+            growing: with room for `growth`.
+        """
+        policy, least = self.policy, max(1, math.ceil((rate + beside) / self.capacity.rate))
         spread = policy.alone - policy.late
 
         def suffice(replicas: int) -> bool:
-            return replicas >= least and self.late(replicas, rate) <= policy.late + spread / replicas
+            grown = (1 + self.growth(replicas)) * rate if growing else rate
+            return replicas >= least and self.late(replicas, grown + beside) <= policy.late + spread / replicas
 
         return smallest(suffice, least, _MOST_REPLICAS) or _MOST_REPLICAS
 
     def growth(self, replicas: int) -> float:
         """Returns the growth of demand for which so many replicas have room, as a share."""
-        return min(self.policy.growth, self.policy.room / replicas) + self.young / replicas
+        steady = min(self.policy.growth, self.policy.room / replicas)
+        return steady + (self.young if replicas == 1 else self.untried)
 
     def late(self, replicas: int, rate: float) -> float:
-        """Returns the share of requests that start late if `rate` grows by `growth`."""
-        rate *= 1 + self.growth(replicas)
+        """Returns the share of `rate` requests per second that start late."""
         if rate <= 0:
             return 0.0
         # A replica that is not full takes less time for its steps.
@@ -401,7 +412,8 @@ class _Queues(NamedTuple):
         return max(share_late(replicas, rate, prefill), share_late(replicas, rate, decode))
 
 
-def _queues(view: DemandView, capacity: Capacity, policy: AutopilotPolicy) -> _Queues:
+def _queues(view: DemandView, capacity: Capacity, policy: AutopilotPolicy, since: float | None) -> _Queues:
+    """Args: since: when the service was first seen; None: now."""
     assert view.replica is not None
     assert view.workload is not None
     cost, workload = view.replica.cost, view.workload
@@ -426,9 +438,11 @@ def _queues(view: DemandView, capacity: Capacity, policy: AutopilotPolicy) -> _Q
     lengths = max(0.0, workload.output_square / max(1.0, workload.output) ** 2 - 1)
     decode = replace(prefill, service=slots / capacity.rate, servers=slots, variation=lengths)
     # The demand of older pods, which an operator that restarts sees for the first time, does not begin.
-    age = max(view.seconds(policy.level), view.ready_for)
+    age = max(view.time - (view.time if since is None else since), view.seconds(SPAN), view.ready_for)
     young = policy.young * max(0.0, 1 - age / policy.level)
-    return _Queues(view.replica, workload, capacity, prefill, decode, policy, young)
+    lead = min(view.start_up, policy.farthest)
+    untried = policy.untried * lead / (lead + age) * max(0.0, 1 - age / policy.remember) if lead > 0 else 0.0
+    return _Queues(view.replica, workload, capacity, prefill, decode, policy, young, untried)
 
 
 _MOST_REPLICAS = 10_000

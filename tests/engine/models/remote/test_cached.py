@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inflight_engine.models.checkpoints.source import ModelSourceError
+from inflight_engine.models.remote import cache as caches
 from inflight_engine.models.remote import cached
 from inflight_engine.models.remote.cache import ModelCache
 from inflight_engine.models.remote.snapshot import take_snapshot
@@ -167,6 +168,21 @@ def test_a_process_that_hangs_with_a_block_is_not_waited_for_without_end(opened,
     hanging = one._files[file]
     assert hanging.try_lock(3)
     assert bytes(other.read(file, 0, SIZE)) == content
+
+
+def test_a_folder_that_another_process_keeps_locked_is_waited_for_once(opened, server, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(caches, "_LOCK_SECONDS", 0.01)
+    server.files["tiny/model.safetensors.index.json"] = b'{"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}'
+    server.files |= {"tiny/a.safetensors": b"aaaa", "tiny/b.safetensors": b"bbbb"}
+    store, _ = opened()
+    first, second = take_snapshot(store.source).shards
+    cache = ModelCache(tmp_path / "cache", GENEROUS)
+    cache.hold("another", 1)
+    with cache._locked():
+        assert bytes(store.read(first, 0, 4)) == b"aaaa"
+        monkeypatch.setattr(caches, "wait_for", None)
+        assert bytes(store.read(second, 0, 4)) == b"bbbb"
+    assert "all is read from the source: the model cache" in caplog.text
 
 
 def test_errors_of_the_store_are_those_without_a_cache(opened, server):

@@ -118,6 +118,18 @@ def test_answers_are_the_same(model, folder, source, backend):
     assert answers[0] == answers[1]
 
 
+def test_engines_of_a_node_read_the_source_once_and_answer_the_same(model, folder, source, tmp_path):
+    prompts, cache = prompts_for(random.Random(0)), {"model_cache": str(tmp_path / "cache"), "model_cache_size": 2**30}
+    small = model.num_bytes
+    answers = [
+        Driver(tiny_runner(source("s3", "tiny"), **cache)).run(prompts, SamplingParams(max_tokens=8)) for _ in range(2)
+    ]
+    assert answers[0] == answers[1] == Driver(tiny_runner(folder)).run(prompts, SamplingParams(max_tokens=8))
+    weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    settings = sum(path.stat().st_size for path in folder.glob("*.json"))
+    assert weights < model.num_bytes - small < weights + settings + 10_000, "with listings"
+
+
 def test_the_weights_are_read_once_beside_their_headers_and_not_written(model, folder, source):
     files = resolve(source("s3", "tiny"))
     model.num_bytes = 0

@@ -1,5 +1,5 @@
-"""A process of its own for large metrics pages: reading one of 800 kB takes some 12 ms, in which the event loop of the
-operator would do nothing else."""
+"""A process of its own for large metrics pages: reading one of 800 kB takes some 12 ms, in which an event loop would do
+nothing else."""
 
 from __future__ import annotations
 
@@ -7,59 +7,71 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from struct import Struct
-from typing import IO
+from typing import IO, Any, Generic, TypeVar
 
 import msgspec
 
 from inflight_base.page.names import renamed
 from inflight_base.page.reader import PageError
-from inflight_operator.observe.metrics import Sample, parse_metrics
+
+S = TypeVar("S")
 
 START_SECONDS = 30.0
 """Seconds that the start of the process may take, beside the time for its first page."""
 
 _NICENESS = 10
-"""Pages of hostile engines must not take the CPU from the operator's rounds."""
+"""Pages of hostile engines must not take the CPU from the process that scrapes."""
 
 _LENGTH = Struct("!I")
 """Bytes of the message that follows."""
 
 
 class _Question(msgspec.Struct, array_like=True):
-    """A page and its names, see `Target.names`; `time` is that of the sample."""
+    """A page, the engine's own names on it, and further arguments of the reader."""
 
     page: bytes
     names: dict[str, str]
-    time: float
+    more: list[int | float]
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=list).encode
 """Buckets of histograms are arrays."""
 
 _question = msgspec.msgpack.Decoder(_Question)
-_answer: msgspec.msgpack.Decoder[Sample | str] = msgspec.msgpack.Decoder(Sample | str)
 
 
-class PageProcess:
+class PageProcess(Generic[S]):
     """Reads pages, one after another. The process starts with the first page, and again after it ended or was stopped.
 
     All methods are called in the event loop.
+
+    Args:
+        reader: function of a module that returns the sample of a page with our names. It gets numbers beside the page.
+        sample: what it returns.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, reader: Callable[..., S], sample: type[S]) -> None:
+        self._command = [sys.executable, "-P", "-m", __name__, reader.__module__, reader.__qualname__]
+        answers: Any = sample | str
+        self._answer: msgspec.msgpack.Decoder[S | str] = msgspec.msgpack.Decoder(answers)
         self._turn = asyncio.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    async def read(self, page: bytes, names: Mapping[str, str], time: float, limit: float) -> Sample:
-        """Returns the sample of the page, taken at `time`. A process that needs more than `limit` seconds is stopped.
+    async def read(self, page: bytes, names: Mapping[str, str], more: Sequence[float], limit: float) -> S:
+        """Returns the sample of the page. A process that needs more than `limit` seconds is stopped.
+
+        Args:
+            names: names of samples on the page that differ from those that are read, by those.
+            more: further arguments of the reader.
 
         Raises:
-            PageError: `parse_metrics` raises it, or the page was not read.
+            PageError: the reader raises a ValueError, or the page was not read.
         """
-        question = _encode(_Question(page, dict(names), time))
+        question = _encode(_Question(page, dict(names), list(more)))
         async with self._turn:
             process = self._process
             if process is None or process.poll() is not None:
@@ -67,7 +79,7 @@ class PageProcess:
                 process, limit = self._start(), limit + START_SECONDS
             try:
                 async with asyncio.timeout(limit):
-                    answer = _answer.decode(await asyncio.to_thread(_ask, process, question))
+                    answer = self._answer.decode(await asyncio.to_thread(_ask, process, question))
             except TimeoutError as error:
                 self.close()
                 raise PageError(f"{len(page)} bytes were not read within {limit:g} s") from error
@@ -92,11 +104,10 @@ class PageProcess:
                     pipe.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-P", "-m", __name__]
         try:
-            # Not of the terminal's process group: an interrupt ends the operator, which ends this process.
+            # Not of the terminal's process group: an interrupt ends the scraper, which ends this process.
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
             )
         except OSError as error:
             raise PageError(f"no process for large pages: {error}") from error
@@ -128,12 +139,13 @@ def _read(pipe: IO[bytes]) -> bytes:
 
 
 def main() -> None:
-    """Answers questions until there are no more."""
+    """Answers questions until there are no more. Arguments: module and name of the reader."""
     os.nice(_NICENESS)
+    reader = getattr(import_module(sys.argv[1]), sys.argv[2])
     while message := _read(sys.stdin.buffer):
         asked = _question.decode(message)
         try:
-            answer: Sample | str = parse_metrics(renamed(asked.page, asked.names).decode(), asked.time)
+            answer = reader(renamed(asked.page, asked.names), *asked.more)
         except ValueError as error:
             answer = str(error)
         _write(sys.stdout.buffer, _encode(answer))

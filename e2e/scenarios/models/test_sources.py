@@ -1,0 +1,125 @@
+"""Models from a store and from an image: streamed with credentials, mounted read-only, one version for a rollout."""
+
+import io
+import json
+import time
+import zipfile
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from e2e.scenarios.conftest import apply
+from inflight_base.manifest.pods import condition
+from tools.bench.delivery.checkpoint import TINY, write_checkpoint
+from tools.localcluster import kubectl, own_store
+from tools.localcluster.images import oci_archive
+from tools.localcluster.images.oci_archive import ImageConfig
+from tools.localcluster.progress import to_stdout
+from tools.testbed.incluster import script_pod
+from tools.testbed.pods import pods
+from tools.testbed.service import is_ready
+
+ROOT = Path(__file__).parents[3]
+IMAGE = "localhost/tiny-model:1"
+KEY = "reader"
+ONE = {"scaling": {"maxReplicas": 1}, "tuning": {"mode": "Off"}, "engine": {"dtype": "bfloat16", "maxModelLen": 128}}
+CODE = ("__init__", "bench/__init__", "bench/delivery/__init__", "bench/delivery/checkpoint", "bench/delivery/store")
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory):
+    """The model as an image in the node's store."""
+    folder, archive = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("image")
+    write_checkpoint(folder, TINY)
+    oci_archive.layer_of_files(
+        archive / "layer.tar", {f"tiny/{path.name}": (path.read_bytes(), 0o644) for path in folder.iterdir()}
+    )
+    oci_archive.write(archive / "image.tar", IMAGE, [archive / "layer.tar"], ImageConfig())
+    store = own_store(to_stdout())
+    store.import_archive(archive / "image.tar")
+    yield IMAGE
+    store.remove_images({IMAGE})
+
+
+@pytest.fixture(scope="module")
+def mounted(namespace, image):
+    return apply("mounted", namespace, **ONE, model={"source": f"oci://{image}", "path": "tiny"})
+
+
+@contextmanager
+def model_store(namespace, engine_image):
+    """A pod that writes a model and serves it as S3; yields its URL."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in CODE:
+            archive.write(ROOT / "tools" / f"{name}.py", f"tools/{name}.py")
+    arguments = ["/dev/shm/model", "--host", "0.0.0.0", "--key", KEY, "--write"]
+    module = "tools.bench.delivery.store"
+    with script_pod(module, content.getvalue(), arguments, name="store", image=engine_image, namespace=namespace):
+        deadline = time.monotonic() + 120
+        while "listening" not in (said := kubectl("-n", namespace, "logs", "store")):
+            assert time.monotonic() < deadline, said
+            time.sleep(0.5)
+        kubectl("-n", namespace, "label", "pod", "store", "app=store")
+        (found,) = pods(namespace, "app=store")
+        yield f"http://{found.address}:9000"
+
+
+@pytest.fixture(scope="module")
+def streamed(namespace, mounted):
+    """A service whose model comes from a store in the cluster, with an account from a Secret."""
+    status = mounted.wait("an image", lambda status: "engine" in status, seconds=60)
+    keys = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "eu-central-1"}
+    literals = [f"--from-literal={name}={value}" for name, value in keys.items()]
+    kubectl("-n", namespace, "create", "secret", "generic", "reader", *literals)
+    with model_store(namespace, status["engine"]["image"]) as url:
+        model = {"source": "s3://models/tiny", "endpoint": url, "credentialsSecret": "reader"}
+        yield apply("streamed", namespace, **ONE, model=model)
+
+
+def answers(service):
+    """Asks it for two tokens, from the store's pod."""
+    asked = {"model": service.name, "prompt": "The capital of France", "max_tokens": 2, "ignore_eos": True}
+    program = (
+        "import sys, urllib.request as web;"
+        "asked = web.Request(sys.argv[1], sys.argv[2].encode(), {'Content-Type': 'application/json'});"
+        "print(web.urlopen(asked, timeout=60).read().decode())"
+    )
+    command = ("python3", "-c", program, f"{service.url}/v1/completions", json.dumps(asked))
+    answer = json.loads(kubectl("-n", service.namespace, "exec", "store", "--", *command))
+    return answer["usage"]["completion_tokens"] == 2
+
+
+def digest(status):
+    return status.get("model", {}).get("digest", "")
+
+
+def test_a_model_in_an_image_is_mounted_and_serves(mounted, streamed):
+    status = mounted.wait("Ready, with a digest", lambda status: is_ready(status) and digest(status), seconds=180)
+    assert digest(status).startswith("sha256:")
+    assert answers(mounted)
+
+
+def test_a_model_in_a_store_is_streamed_and_serves(streamed):
+    status = streamed.wait("Ready, with a digest", lambda status: is_ready(status) and digest(status), seconds=180)
+    assert digest(status).startswith("sha256:")
+    assert answers(streamed)
+
+
+def test_a_model_that_moves_is_not_served_before_somebody_asks_for_a_rollout(streamed):
+    before = digest(streamed.wait("a digest", digest, seconds=60))
+    kubectl("-n", streamed.namespace, "exec", "store", "--", "touch", "/dev/shm/model/config.json")
+    (pod,) = streamed.pods()
+    kubectl("-n", streamed.namespace, "delete", "pod", pod.name, "--wait=false")
+
+    def refused(status):
+        message = condition(status, "Ready").get("message", "")
+        return not is_ready(status) and "s3://models/tiny has changed" in message and "rollout" in message
+
+    assert digest(streamed.wait("a sentence", refused, seconds=120)) == before
+    kubectl("-n", streamed.namespace, "rollout", "restart", "deployment/streamed")
+    deadline = time.monotonic() + 120
+    while digest(streamed.wait("Ready again", is_ready, seconds=120)) == before:
+        assert time.monotonic() < deadline, "the new rollout has told no version"
+        time.sleep(1)

@@ -1,0 +1,81 @@
+"""The command `inflight-engine prefetch`: a model is in the cache before the first engine needs it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from inflight_engine.models.checkpoints.source import ModelFiles, ModelSourceError, resolve
+from inflight_engine.models.remote.cache import CacheError, ModelCache
+from inflight_engine.models.remote.stores import CONNECTIONS, PIECE
+from inflight_settings.flag_types import size
+
+SUMMARY = "fill a model cache"
+
+DESCRIPTION = """\
+Read a model of the hub or of a store into a model cache, from which `inflight-engine serve --model-cache` reads it.
+What is there already is not read again. Exits with 0 when all weights are there, else with 1 and the reason."""
+
+_SECONDS = 5.0
+"""Time between two lines of progress."""
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="hub name (also hf://NAME), or URL of a folder in a store")
+    parser.add_argument("--revision", default="main", metavar="REVISION", help="branch, tag or commit of a hub model")
+    parser.add_argument("--model-cache", required=True, type=Path, metavar="FOLDER", help="as of serve")
+    parser.add_argument("--model-cache-size", required=True, type=size, metavar="SIZE", help="as of serve")
+
+
+def run(model: str, revision: str, cache: ModelCache) -> int:
+    """Fill the cache; returns the exit status: 0 done, 1 the model cannot be read, or not be kept."""
+    # Only now: `serve` shares the command line, and has to start fast.
+    from inflight_engine.models.remote.snapshot import FOLDER_VARIABLE
+
+    try:
+        with TemporaryDirectory(prefix="inflight-model-") as folder:
+            os.environ[FOLDER_VARIABLE] = folder
+            num_bytes = prefetch(model, revision, cache)
+    except (ModelSourceError, CacheError, OSError) as error:
+        print(f"error: {model} is not in the model cache: {error}", file=sys.stderr)
+        return 1
+    print(f"{model}: {num_bytes / 1e9:.2f} GB are in the model cache")
+    return 0
+
+
+def prefetch(model: str, revision: str, cache: ModelCache) -> int:
+    """Read what is missing, with lines of progress. Returns the bytes of the weights.
+
+    Raises:
+        ModelSourceError: there is no usable model, or the source cannot be read.
+        CacheError: the cache cannot keep the model.
+    """
+    files = resolve(model, revision, cache)
+    if files.remote is not None:
+        return _fill(files)
+    if not files.folder.is_relative_to(cache.folder):
+        raise CacheError("only models of stores and of the hub are kept there, where there is room")
+    return sum(path.stat().st_size for path in files.folder.glob("*.safetensors"))
+
+
+def _fill(files: ModelFiles) -> int:
+    from inflight_engine.models.remote.cached import CachedStore
+
+    assert files.remote is not None
+    store, shards = files.remote.store, files.remote.shards
+    assert isinstance(store, CachedStore)
+    total = sum(shard.size for shard in shards)
+    blocks = [(shard, start) for shard in shards for start in range(0, shard.size, PIECE)]
+    said, done = time.monotonic(), 0
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        for num_bytes in pool.map(lambda block: store.fill(*block), blocks):
+            done += num_bytes
+            if time.monotonic() - said >= _SECONDS:
+                said = time.monotonic()
+                print(f"{files.source}: {done / 1e9:.2f} of {total / 1e9:.2f} GB", flush=True)
+    return total
