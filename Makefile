@@ -54,7 +54,7 @@ bench-loop: .venv/kernels.stamp ## What the engine does between two forward pass
 bench-api: .venv/kernels.stamp ## Tokens/s and streams that one API process carries, with an engine process that only counts
 	@$(PY) -m tools.bench.api_process $(ARGS)
 
-bench-startup: .venv/kernels.stamp ## From the start of a server until it is ready
+bench-startup: .venv/kernels.stamp ## From the start of a server to its first token, and from a killed engine process to the next
 	@$(PY) -m tools.bench.startup
 
 bench-delivery: .venv/kernels.stamp ## A model of 2 GB from a store over a link of 1 Gb/s, and over one without a limit, to the first token. ARGS=--help

@@ -9,12 +9,14 @@ import argparse
 import json
 import os
 import re
+import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from tools.localcluster import ClusterError, layout
-from tools.localcluster.commands import followed, output
+from tools.localcluster.commands import output
 from tools.localcluster.files import write_whole
 from tools.localcluster.layout import Layout
 from tools.localcluster.node.plane import APISERVER_VARIABLE
@@ -80,15 +82,22 @@ def apiserver(version: str, cache: Layout, progress: Progress) -> tuple[str, Pat
 
 def tested(binary: Path, tests: Sequence[str]) -> tuple[int, str]:
     """Runs the contract tests on an API server, shown as they go; returns pytest's exit code and its last line."""
-    said = [""]
-
-    def read(line: str) -> None:
-        print(line, flush=True)
-        said.append(line)
-
     command = [sys.executable, "-m", "pytest", "-m", "contract", *tests]
-    code = followed(command, read, set(), cwd=layout.REPOSITORY, env={**os.environ, APISERVER_VARIABLE: str(binary)})
-    return code, said[-1].strip("= ")
+    environment = {**os.environ, APISERVER_VARIABLE: str(binary), "PYTHONUNBUFFERED": "1"}
+    last = ""
+    with subprocess.Popen(
+        command, cwd=layout.REPOSITORY, env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                last = line.strip("= \n")
+        except BaseException:
+            process.send_signal(signal.SIGINT)  # its API servers, in sessions of their own, end with it
+            process.communicate()
+            raise
+    return process.returncode, last
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

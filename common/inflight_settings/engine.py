@@ -12,6 +12,7 @@ from inflight_settings.setting import setting
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 Quantization = Literal["none", "int8", "int4"]
+KeepWeights = Literal["auto", "on", "off"]
 KVCacheDType = Literal["auto", "fp8"]
 AttentionBackendName = Literal["auto", "flash-attn-3", "triton", "cpu-native", "torch-sdpa"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -44,6 +45,11 @@ class EngineConfig(SchedulingSettings):
     device: Device = setting("auto", "auto takes a GPU when there is one")
     dtype: DType = setting("auto", "of weights and KV cache; auto: bfloat16 where the device is faster in it")
     quantization: Quantization = setting("none", "of weights, on a CPU with the native kernels: int8 or int4")
+    keep_weights: KeepWeights = setting(
+        "auto",
+        "on a CPU with the native kernels, keep packed weights in memory that outlives the engine process, for the "
+        "next one; auto: where shared memory has huge pages",
+    )
     attention_backend: AttentionBackendName = setting("auto", "auto takes the fastest that can serve the model here")
     tensor_parallel_size: int = setting(1, "GPUs that share each layer", ge=1)
     num_threads: int | None = setting(

@@ -64,12 +64,21 @@ def publish(registry: str, version: str, machines: Sequence[str], names: Sequenc
     return published
 
 
+def _argument(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not sign:
+        raise argparse.ArgumentTypeError(f"{text} is not NAME=VALUE")
+    return name, value
+
+
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m deploy.release", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     one = commands.add_parser("image", help="build an image for this machine's architecture, and push it")
     one.add_argument("image", choices=IMAGES)
-    one.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE", help="of its Dockerfile")
+    one.add_argument(
+        "--build-arg", action="append", default=[], type=_argument, metavar="NAME=VALUE", help="of its Dockerfile"
+    )
     one.add_argument("--no-sbom", dest="sbom", action="store_false", help="without a list of the image's packages")
     rest = commands.add_parser("publish", help="join the pushed images, push the chart, write the manifests")
     rest.add_argument("--machines", nargs="+", default=["amd64", "arm64"], help="architectures (default: %(default)s)")
@@ -93,8 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     version = version_of(options.tag)
     if options.command == "image":
-        given = dict(one.split("=", 1) for one in options.build_arg if "=" in one)
-        build(IMAGES[options.image], options.registry, version, given, sbom=options.sbom, progress=to_stdout())
+        image, given = IMAGES[options.image], dict(options.build_arg)
+        build(image, options.registry, version, given, sbom=options.sbom, progress=to_stdout())
     else:
         publish(options.registry, version, options.machines, list(IMAGES), options.out)
     return 0

@@ -68,15 +68,18 @@ def build(
     else:
         buildctl, base = own_store(progress).buildctl_command(), {"BASE": base_image.REFERENCE}
     given = {**base, "VERSION": version, **image.arguments, **arguments}
+    proxies = dockerfiles.proxy_arguments(os.environ)
+    # The longer form has the values of all build arguments, and the address of a proxy may have a password.
+    provenance = "min" if proxies else "max"
     command = [
         *build_command(
             buildctl,
             REPOSITORY,
             REPOSITORY / dockerfiles.named(image.dockerfile).dockerfile,
             f"type=image,name={reference},push=true,store=false",
-            {**dockerfiles.proxy_arguments(os.environ), **given},
+            {**proxies, **given},
         ),
-        "--opt=attest:provenance=mode=max",
+        f"--opt=attest:provenance=mode={provenance}",
         *(["--opt=attest:sbom="] if sbom else []),
     ]
     with step(progress, f"building and pushing {reference}"):

@@ -32,6 +32,7 @@ from inflight_engine.grammars.waiting import CompilingRequests
 from inflight_engine.load_rates import LoadRateMeter
 from inflight_engine.messages import EngineFailed, EngineReady, LongStep, Shutdown, Starting
 from inflight_engine.models.checkpoints.source import is_remote, resolve_configured
+from inflight_engine.native.kept_weights import inherited
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.scheduler import Scheduler
@@ -216,7 +217,8 @@ def _receive_in_thread() -> Future[EngineConfig]:
             if not text:
                 raise ChannelClosedError("the API process is gone")
             config = msgspec.json.decode(text, type=EngineConfig)
-            if config.tensor_parallel_size == 1 and is_remote(config.model):
+            kept = inherited()
+            if config.tensor_parallel_size == 1 and is_remote(config.model) and not (kept and kept.sealed):
                 from inflight_engine.models.remote.reading import read_early
 
                 snapshot = resolve_configured(config).remote

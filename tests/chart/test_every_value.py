@@ -9,7 +9,7 @@ from deploy.values_table import values
 LEAVES = {value.path: value.default for value in values() if value.type != "group"}
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
-PEERS = [{"podSelector": {}}]
+PEERS = [{"podSelector": {"matchLabels": {"app": "client"}}}]
 TEXT = {"a": "b"}
 
 CHANGES = {

@@ -426,6 +426,13 @@ def test_clients_and_scrapers_can_be_restricted_while_operator_and_gateway_pods_
     assert allowed(link) == ["inflight-gateway"]
 
 
+def test_without_peers_requests_come_from_pods_of_the_cluster_and_scrapes_from_the_namespace(helm):
+    http, state, _ = helm.objects(*ENABLED)[("NetworkPolicy", "prod-gateway")]["spec"]["ingress"]
+    assert http["from"][1:] == [{"namespaceSelector": {}}]
+    assert allowed(state | {"from": state["from"][:1]}) == ["inflight-operator"]
+    assert state["from"][1:] == [{"podSelector": {}}]
+
+
 def allowed(rule):
     return [one["podSelector"]["matchLabels"]["app.kubernetes.io/name"] for one in rule["from"] if "podSelector" in one]
 

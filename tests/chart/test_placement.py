@@ -14,12 +14,14 @@ def pod_of(objects):
     return objects[OPERATOR]["spec"]["template"]
 
 
-def test_by_default_the_network_policy_allows_the_metrics_port_from_anywhere_and_restricts_no_egress(helm):
+def test_by_default_the_network_policy_opens_the_metrics_port_to_its_namespace_and_restricts_no_egress(helm):
     objects = helm.objects()
     policy = objects[POLICY]["spec"]
     assert policy["podSelector"] == objects[OPERATOR]["spec"]["selector"]
     assert policy["policyTypes"] == ["Ingress"]
-    assert policy["ingress"] == [{"ports": [{"port": "metrics", "protocol": "TCP"}]}]
+    (rule,) = policy["ingress"]
+    assert rule["ports"] == [{"port": "metrics", "protocol": "TCP"}]
+    assert rule["from"][1:] == [{"podSelector": {}}]
     (container,) = pod_of(objects)["spec"]["containers"]
     assert [port["name"] for port in container["ports"]] == ["metrics"]
     assert {container[probe]["httpGet"]["port"] for probe in ("livenessProbe", "readinessProbe")} == {"metrics"}

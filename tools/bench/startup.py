@@ -1,4 +1,5 @@
-"""Time from the start of `inflight-engine serve` until ready, by phase: the median of several starts.
+"""Time from the start of `inflight-engine serve` to its first token, by phase, and from the end of a killed engine
+process to the next token of a stream: medians of several runs.
 
     python -m tools.bench.startup [--runs N] [SERVE FLAGS]
 
@@ -11,6 +12,7 @@ import argparse
 import json
 import os
 import resource
+import signal
 import statistics
 import subprocess
 import sys
@@ -19,6 +21,7 @@ import time
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from tools.measure.report import cpu_model
@@ -103,7 +106,55 @@ def measure_start(flags: Sequence[str]) -> dict[str, Seconds]:
             response.read()
         answered = time.perf_counter()
     used = _children_cpu() - cpu_before
-    return {"ready": Seconds(ready - begin, used), "first answer": Seconds(answered - ready, 0.0)}
+    return {
+        "ready": Seconds(ready - begin, used),
+        "first answer": Seconds(answered - ready, 0.0),
+        "process start to first token": Seconds(answered - begin, 0.0),
+    }
+
+
+RESTARTS = {
+    "killed engine to next token": ("--spare-process", "off"),
+    "killed engine to next token, spare": ("--spare-process", "on"),
+    "killed engine to next token, spare, kept weights": ("--spare-process", "on", "--keep-weights", "on"),
+}
+"""Restarts that are measured, and their flags."""
+
+_TOKENS = 64
+_KILLED_AFTER = 5
+"""Tokens of the stream, and how many of them come before the engine process is killed."""
+
+
+def measure_restart(flags: Sequence[str]) -> Seconds:
+    """Measures the longest pause of a stream whose engine process is killed. A spare has imported torch before.
+
+    Raises:
+        RuntimeError: the server did not become ready.
+    """
+    body = {"model": MODEL.rpartition("/")[2], "prompt": "Once", "max_tokens": _TOKENS, "ignore_eos": True}
+    cpu_before = _children_cpu()
+    with tempfile.TemporaryDirectory() as folder, served_engine(Path(folder) / "engine.log", *flags) as url:
+        (api,) = _children(os.getpid())
+        engine, wanted = _children(api)[0], 1 + ("on" in flags)
+        while sum("libtorch_cpu" in Path(f"/proc/{pid}/maps").read_text() for pid in _children(api)) < wanted:
+            time.sleep(0.1)
+        data = json.dumps(body | {"stream": True}).encode()
+        request = urllib.request.Request(f"{url}/v1/completions", data, {"Content-Type": "application/json"})
+        times: list[float] = []
+        with urllib.request.urlopen(request) as response:
+            for line in response:
+                if line.startswith(b"data:"):
+                    times.append(time.perf_counter())
+                    if len(times) == _KILLED_AFTER:
+                        os.kill(engine, signal.SIGKILL)
+    return Seconds(max(after - before for before, after in pairwise(times)), _children_cpu() - cpu_before)
+
+
+def _children(pid: int) -> list[int]:
+    """Child processes of all threads, the oldest of each first."""
+    return [
+        int(each) for task in Path(f"/proc/{pid}/task").iterdir() for each in (task / "children").read_text().split()
+    ]
 
 
 def measure_parts() -> dict[str, Seconds]:
@@ -123,13 +174,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.runs < 1:
         parser.error("--runs must be at least 1")
     measure_start(flags)  # brings files into the page cache
-    runs = [measure_start(flags) | measure_parts() for _ in range(arguments.runs)]
+    runs = [
+        measure_start(flags)
+        | measure_parts()
+        | {name: measure_restart([*flags, *more]) for name, more in RESTARTS.items()}
+        for _ in range(arguments.runs)
+    ]
     medians = {name: _median([run[name] for run in runs]) for name in runs[0]}
     load = os.getloadavg()[0]
     print(f"{cpu_model()}, {os.cpu_count()} CPUs, load {load:.1f}; median of {arguments.runs}; goal {GOAL_SECONDS:g} s")
     for name, seconds in medians.items():
         cpu = f"{seconds.cpu:6.2f} s of CPU" if seconds.cpu else ""
-        print(f"{name:42} {seconds.wall:6.2f} s {cpu}".rstrip())
+        print(f"{name:50} {seconds.wall:6.2f} s {cpu}".rstrip())
     return 0
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -18,6 +19,7 @@ from inflight_engine.models.checkpoints.config import DecoderConfig
 from inflight_engine.models.checkpoints.weight_source import WeightSource, check_shape
 from inflight_engine.models.protocol import Attention
 from inflight_engine.models.rope import rotation_table
+from inflight_engine.native.kept_weights import KeptWeights
 from inflight_engine.native.library import KernelError, check, library, team
 from inflight_settings.engine import EngineConfig
 
@@ -91,9 +93,11 @@ class NativeDecoder:
     the head, which are often one matrix, have 8. Norms and biases stay float32.
 
     Args:
-        weights: read once, tensor by tensor.
+        open_weights: called where they have to be read, once and tensor by tensor.
         quantization: `none`, `int8` or `int4`.
         max_model_len: longest sequence in tokens that will be served.
+        kept: where the packed weights are, or go to; None: memory of this process.
+        identity: as `KeptWeights.take` wants it, of the model's files and of what packs them.
 
     Raises:
         ValueError: a tensor is missing, or its shape is not what `config` says.
@@ -125,7 +129,14 @@ class NativeDecoder:
         return CpuNativeBackend.why_not(spec)
 
     def __init__(
-        self, config: DecoderConfig, weights: WeightSource, dtype: torch.dtype, quantization: str, max_model_len: int
+        self,
+        config: DecoderConfig,
+        open_weights: Callable[[], WeightSource],
+        dtype: torch.dtype,
+        quantization: str,
+        max_model_len: int,
+        kept: KeptWeights | None = None,
+        identity: bytes = b"",
     ) -> None:
         kernels = library()
         assert kernels is not None, "why_not is asked first"
@@ -135,23 +146,37 @@ class NativeDecoder:
         self._kept: list[object] = []  # what the kernels hold pointers to
         self._hidden = torch.empty((0, config.hidden_size))
         self._logits = torch.empty((0, config.vocab_size))
-        packer = _Packer(kernels, weights, self._kept)
+        self._of_layers = self._of_head = self._plain = str(dtype).removeprefix("torch.")
+        if quantization != "none":
+            self._of_layers, self._of_head = quantization, "int8"
+        rotation = rotation_table(config, max_model_len)
+        self._kept.append(rotation)
 
-        plain = str(dtype).removeprefix("torch.")
-        of_layers = plain if quantization == "none" else quantization
-        of_head = plain if quantization == "none" else "int8"
+        def pack(address: int) -> _Decoder:
+            return self._lay_out(_Packer(kernels, open_weights(), address), rotation)
+
+        measuring = _Packer(kernels, None, 0)
+        self._lay_out(measuring, rotation)
+        mapping = None if kept is None else kept.take(identity, measuring.end, pack)
+        if mapping is None:
+            memory = kernels.inflight_allocate(measuring.end)
+            if not memory:
+                raise KernelError(f"no memory for {measuring.end} bytes of weights")
+            weakref.finalize(self, kernels.inflight_release, memory, measuring.end)
+            decoder = pack(memory)
+        else:
+            self._kept.append(mapping)
+            decoder = self._lay_out(_Packer(kernels, None, mapping.address), rotation)
+        self._run = ctypes.c_void_p()
+        check(kernels.inflight_decoder_new(team(), ctypes.byref(decoder), ctypes.byref(self._run)), "making a decoder")
+        weakref.finalize(self, kernels.inflight_decoder_free, self._run)
+
+    def _lay_out(self, packer: _Packer, rotation: torch.Tensor) -> _Decoder:
+        """Return the decoder whose weights are where the packer puts them."""
+        config, plain, of_layers, of_head = self._config, self._plain, self._of_layers, self._of_head
         hidden, vocab = config.hidden_size, config.vocab_size
         queries = config.num_attention_heads * config.head_dim
         keys = config.num_key_value_heads * config.head_dim
-        lanes = kernels.inflight_lanes()
-        gate_up = -(-config.intermediate_size // lanes) * 2 * lanes
-        layer_shapes = [(queries + 2 * keys, hidden), (hidden, queries), (gate_up, hidden)]
-        layer_shapes.append((hidden, config.intermediate_size))
-        shapes = [(of_layers, *shape) for shape in layer_shapes] * config.num_hidden_layers
-        shapes.append((of_head, vocab, hidden))
-        if not config.tie_word_embeddings:
-            shapes.append((plain, vocab, hidden))
-        packer.allocate(shapes)
 
         # In the order of a checkpoint's files: a remote one is read ahead in this order.
         tied = config.tie_word_embeddings
@@ -181,9 +206,7 @@ class NativeDecoder:
 
         final_norm = packer.vector("model.norm.weight", hidden)
         head = embedding if tied else packer.linear(of_head, False, hidden, {"lm_head": vocab})[0]
-        rotation = rotation_table(config, max_model_len)
-        self._kept.append(rotation)
-        decoder = _Decoder(
+        return _Decoder(
             hidden=hidden,
             intermediate=config.intermediate_size,
             num_layers=config.num_hidden_layers,
@@ -198,9 +221,6 @@ class NativeDecoder:
             final_norm=final_norm,
             rotation=rotation.data_ptr(),
         )
-        self._run = ctypes.c_void_p()
-        check(kernels.inflight_decoder_new(team(), ctypes.byref(decoder), ctypes.byref(self._run)), "making a decoder")
-        weakref.finalize(self, kernels.inflight_decoder_free, self._run)
 
     def hidden_states(
         self,
@@ -251,32 +271,24 @@ class NativeDecoder:
 
 
 class _Packer:
-    """Reads tensors as a configuration describes them and packs them into one piece of memory.
+    """Reads tensors as a configuration describes them and packs them one after the other.
 
     Args:
-        kept: takes what must live as long as the decoder.
+        weights: None: nothing is read or written, only where it is or would be is told.
+        address: of memory that is large enough, and zero where `weights` are packed.
+
+    Attributes:
+        end: the address behind all that was packed.
     """
 
-    def __init__(self, kernels: ctypes.CDLL, weights: WeightSource, kept: list[object]) -> None:
+    def __init__(self, kernels: ctypes.CDLL, weights: WeightSource | None, address: int) -> None:
         self._kernels = kernels
         self._weights = weights
-        self._kept = kept
-        self._at = 0
-
-    def allocate(self, shapes: list[tuple[str, int, int]]) -> None:
-        """Take memory for matrices of these formats, outputs and inputs."""
-        total = sum(self._bytes(*shape) for shape in shapes)
-        memory = self._kernels.inflight_allocate(total)
-        if not memory:
-            raise KernelError(f"no memory for {total} bytes of weights")
-        self._kept.append(_Memory(self._kernels, memory, total))
-        self._at = memory
+        self.end = address
 
     def vector(self, name: str, size: int) -> int:
         """Return the address of a tensor, converted to float32."""
-        tensor = self._tensor(name, size).float().contiguous()
-        self._kept.append(tensor)
-        return tensor.data_ptr()
+        return self._floats(size, lambda: self._tensor(name, size).float())
 
     def linear(
         self, format_: str, has_bias: bool, inputs: int, parts: dict[str, int], interleaved: bool = False
@@ -286,9 +298,23 @@ class _Packer:
         lanes = self._kernels.inflight_lanes()
         panels = -(-next(iter(parts.values())) // lanes) if interleaved else -(-sum(parts.values()) // (2 * lanes))
         outputs = panels * 2 * lanes if interleaved else sum(parts.values())
-        matrix = Matrix(_FORMATS[format_], 0, outputs, inputs, self._at)
-        self._at += self._bytes(format_, outputs, inputs)
-        bias = torch.zeros(panels * 2 * lanes)
+        num_bytes = self._kernels.inflight_matrix_bytes(_FORMATS[format_], outputs, inputs)
+        matrix = Matrix(_FORMATS[format_], 0, outputs, inputs, self._reserve(num_bytes))
+        if self._weights is not None:
+            self._pack(matrix, inputs, parts, interleaved)
+
+        def bias() -> torch.Tensor:
+            values = [self._tensor(f"{name}.bias", size).float() for name, size in parts.items()]
+            if not interleaved:
+                return torch.cat(values)
+            padded = [
+                torch.nn.functional.pad(each, (0, panels * lanes - len(each))).view(panels, lanes) for each in values
+            ]
+            return torch.stack(padded, dim=1)
+
+        return matrix, self._floats(panels * 2 * lanes, bias) if has_bias else None
+
+    def _pack(self, matrix: Matrix, inputs: int, parts: dict[str, int], interleaved: bool) -> None:
         first = 0
         for index, (name, size) in enumerate(parts.items()):
             rows = self._tensor(f"{name}.weight", size, inputs)
@@ -299,31 +325,23 @@ class _Packer:
                 team(), ctypes.byref(matrix), rows.data_ptr(), int(is_bfloat16), size, begin, interleaved
             )
             check(error, f"packing {name}")
-            if has_bias:
-                values = self._tensor(f"{name}.bias", size).float()
-                if interleaved:
-                    padded = torch.nn.functional.pad(values, (0, panels * lanes - size))
-                    bias.view(panels, 2, lanes)[:, index] = padded.view(panels, lanes)
-                else:
-                    bias[first : first + size] = values
             first += size
-        if not has_bias:
-            return matrix, None
-        self._kept.append(bias)
-        return matrix, bias.data_ptr()
 
-    def _bytes(self, format_: str, outputs: int, inputs: int) -> int:
-        count: int = self._kernels.inflight_matrix_bytes(_FORMATS[format_], outputs, inputs)
-        return -(-count // _CACHE_LINE) * _CACHE_LINE
+    def _floats(self, count: int, values: Callable[[], torch.Tensor]) -> int:
+        """Return the address of `count` numbers in float32: the values, and zeros behind them."""
+        at = self._reserve(count * 4)
+        if self._weights is not None:
+            tensor = values().contiguous()
+            ctypes.memmove(at, tensor.data_ptr(), tensor.nbytes)
+        return at
+
+    def _reserve(self, num_bytes: int) -> int:
+        at = self.end
+        self.end += -(-num_bytes // _CACHE_LINE) * _CACHE_LINE
+        return at
 
     def _tensor(self, name: str, *shape: int) -> torch.Tensor:
+        assert self._weights is not None
         tensor = self._weights.get(name)
         check_shape(name, tuple(tensor.shape), shape)
         return tensor
-
-
-class _Memory:
-    """Gives memory of the kernels back when nothing holds it any more."""
-
-    def __init__(self, kernels: ctypes.CDLL, address: int, num_bytes: int) -> None:
-        weakref.finalize(self, kernels.inflight_release, address, num_bytes)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import logging
+from importlib.metadata import version
 from typing import TypeAlias
 
 import torch
@@ -19,6 +21,7 @@ from inflight_engine.models.checkpoints.fp8_weights import Fp8Weights
 from inflight_engine.models.checkpoints.packed_weights import PackedWeights
 from inflight_engine.models.checkpoints.source import ModelFiles
 from inflight_engine.models.checkpoints.transformers_config import TransformersConfig, load_transformers_config
+from inflight_engine.models.checkpoints.weight_source import WeightSource
 from inflight_engine.models.checkpoints.weights import open_weights
 from inflight_engine.models.linear import NONE_KEPT, KeptFormats
 from inflight_engine.models.llama import LlamaModel
@@ -26,6 +29,9 @@ from inflight_engine.models.ops import Ops, TorchOps
 from inflight_engine.models.parallel import Parallel
 from inflight_engine.models.protocol import Model
 from inflight_engine.models.transformers_model import TransformersModel
+from inflight_engine.models.version import digest_of
+from inflight_engine.native.kept_weights import KeptWeights, has_huge_pages, inherited
+from inflight_engine.native.library import variant
 from inflight_settings.engine import EngineConfig
 
 log = logging.getLogger(__name__)
@@ -82,18 +88,38 @@ def load_model(
             )
         return TransformersModel(model_config, files, dtype, device)
     max_model_len = config.max_model_len or model_config.max_position_embeddings
-    weights = open_weights(files, model_config, whole=parallel.size == 1)
     reason = NativeDecoder.why_not(config, model_config, dtype, device)
     if reason is None:
-        if isinstance(weights, Fp8Weights | PackedWeights):
-            log.info("quantized weights of the checkpoint are dequantized: the CPU kernels have formats of their own")
-        return NativeDecoder(model_config, weights, dtype, config.quantization, max_model_len)
+
+        def opened() -> WeightSource:
+            weights = open_weights(files, model_config)
+            if isinstance(weights, Fp8Weights | PackedWeights):
+                log.info("quantized weights of the checkpoint are dequantized: the CPU kernels have their own formats")
+            return weights
+
+        memory, identity = _kept(config, files), _identity(config, files, model_config, dtype)
+        return NativeDecoder(model_config, opened, dtype, config.quantization, max_model_len, memory, identity)
+    weights = open_weights(files, model_config, whole=parallel.size == 1)
     if config.quantization != "none":
         raise ValueError(f"quantization {config.quantization}: the native CPU decoder cannot be used: {reason}")
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     kept = kept_formats(capability, dtype, batch_invariant=config.batch_invariant)
     ops = _operators(config, device)
     return LlamaModel(model_config, weights, dtype, device, ops, max_model_len, parallel, kept)
+
+
+def _kept(config: EngineConfig, files: ModelFiles) -> KeptWeights | None:
+    """Return the memory for weights that outlive this process; None: they are only here."""
+    if files.remote is not None and any(file.etag is None for file in files.remote.files):
+        return None  # another version could not be told from this one
+    wanted = has_huge_pages() if config.keep_weights == "auto" else config.keep_weights == "on"
+    return inherited() if wanted else None
+
+
+def _identity(config: EngineConfig, files: ModelFiles, model_config: DecoderConfig, dtype: torch.dtype) -> bytes:
+    """Return what differs where packed weights do."""
+    facts = (digest_of(files), model_config, dtype, config.quantization, variant(), version("inflight"))
+    return hashlib.sha256(repr(facts).encode()).digest()
 
 
 def kept_formats(capability: tuple[int, int] | None, dtype: torch.dtype, *, batch_invariant: bool) -> KeptFormats:

@@ -77,6 +77,11 @@ def library() -> ctypes.CDLL | None:
     return _loaded()[1]
 
 
+def variant() -> str:
+    """Return the name of the variant in use; `off`: none."""
+    return _loaded()[0]
+
+
 @cache
 def _loaded() -> tuple[str, ctypes.CDLL | None]:
     """Return the name of the variant in use, and its library."""

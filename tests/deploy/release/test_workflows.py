@@ -51,6 +51,13 @@ def test_steps_run_targets_of_the_makefile_and_take_no_text_of_the_event_into_a_
         assert set(re.findall(r"\bmake ([a-z][a-z0-9-]*)", run)) <= set(TARGETS)
 
 
+def test_the_images_are_built_by_the_buildkit_that_they_are_tested_with():
+    (builder,) = [step for step in steps(of("release.yml")) if "setup-buildx-action" in step.get("uses", "")]
+    go_mod = (goparts.BUILDKIT.folder / "go.mod").read_text()
+    version = goparts.required_version(go_mod, "github.com/moby/buildkit")
+    assert builder["with"]["driver-opts"] == f"image=moby/buildkit:{version}"
+
+
 def test_every_image_is_built_for_every_architecture_that_is_joined():
     matrix = of("release.yml")["jobs"]["images"]["strategy"]["matrix"]
     assert matrix["image"] == list(IMAGES)

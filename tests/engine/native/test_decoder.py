@@ -2,6 +2,7 @@
 
 import errno
 import functools
+import os
 import random
 from itertools import pairwise
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from inflight_engine.execution import load
 from inflight_engine.execution.attention.base import AttentionBatch, AttentionSpec, ChunkSpan
 from inflight_engine.execution.attention.cpu_native import CpuNativeBackend
 from inflight_engine.execution.attention.torch_sdpa import TorchSdpaBackend
@@ -18,6 +20,7 @@ from inflight_engine.models.checkpoints.config import load_model_config
 from inflight_engine.models.checkpoints.source import resolve
 from inflight_engine.models.llama import LlamaModel
 from inflight_engine.models.parallel import SingleProcess
+from inflight_engine.native.kept_weights import DESCRIPTOR_VARIABLE
 from inflight_engine.native.library import EMULATED, KernelError
 from inflight_engine.request import SamplingParams
 from inflight_settings.engine import EngineConfig
@@ -67,10 +70,11 @@ def check_tokens(tmp_path, kind, variants):
 class Bench:
     """A model and the attention it runs with, on sequences of their own blocks."""
 
-    def __init__(self, folder, dtype="float32", quantization="none", variant=FASTEST, native=True):
+    def __init__(self, folder, dtype="float32", quantization="none", variant=FASTEST, native=True, keep="off"):
         number_type = getattr(torch, dtype)
         backend = "auto" if native else "torch-sdpa"
-        config = EngineConfig(str(folder), quantization=quantization, block_size=BLOCK, attention_backend=backend)
+        options = {"quantization": quantization, "block_size": BLOCK, "attention_backend": backend}
+        config = EngineConfig(str(folder), **options, keep_weights=keep)
         files = resolve(str(folder), "main")
         model_config = load_model_config(files)
         spec = AttentionSpec(model_config.shape, 64, BLOCK, number_type, number_type, CPU, 32, 512, 256)
@@ -127,6 +131,47 @@ def test_fewer_bits_move_the_logits_no_further_than_this(tmp_path, dtype, quanti
     [found] = Bench(tmp_path, dtype, quantization, variant).logits(step)
     distance = float((found - exact).pow(2).mean().sqrt() / exact.std())
     assert 0 < distance < most
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    """A file for weights that outlive the process, and the times that a model's files were opened."""
+    number = os.memfd_create("weights", os.MFD_ALLOW_SEALING)
+    monkeypatch.setenv(DESCRIPTOR_VARIABLE, str(number))
+    opened, open_weights = [], load.open_weights
+    monkeypatch.setattr(load, "open_weights", lambda *of, **how: opened.append(of) or open_weights(*of, **how))
+    yield opened
+    os.close(number)
+
+
+@pytest.mark.parametrize("kind", ["llama-biases", "qwen3", "llama-mha-tied"])
+@pytest.mark.parametrize(("dtype", "quantization"), [("float32", "none"), ("bfloat16", "int8"), ("float32", "int4")])
+def test_weights_that_another_process_kept_are_not_read_and_give_the_same_bits(
+    tmp_path, memory, kind, dtype, quantization
+):
+    make_model(tmp_path, kind)
+    step = [(0, 0, tokens(1, 60))]
+    [expected] = Bench(tmp_path, dtype, quantization).logits(step)
+    memory.clear()
+    for _ in range(2):
+        assert torch.equal(Bench(tmp_path, dtype, quantization, keep="on").logits(step)[0], expected)
+    assert len(memory) == 1
+
+
+@pytest.mark.parametrize("change", ["quantization", "dtype", "variant", "files", "setting"])
+def test_weights_that_would_be_others_are_packed_again(tmp_path, memory, change):
+    make_model(tmp_path, "llama-gqa-untied")
+    options = {"dtype": "float32", "quantization": "none", "variant": VARIANTS[-1], "keep": "on"}
+    Bench(tmp_path, **options)
+    others = {"quantization": "int8", "dtype": "bfloat16", "variant": VARIANTS[0], "setting": "off"}
+    if change == "files":
+        os.utime(tmp_path / "model.safetensors", (0, 0))
+    else:
+        options[{"setting": "keep"}.get(change, change)] = others[change]
+    step = [(0, 0, tokens(1, 60))]
+    [found] = Bench(tmp_path, **options).logits(step)
+    assert len(memory) == 2
+    assert torch.equal(found, Bench(tmp_path, **options | {"keep": "off"}).logits(step)[0])
 
 
 @pytest.mark.parametrize(

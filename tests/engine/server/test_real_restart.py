@@ -155,6 +155,14 @@ def test_spare_takes_over_from_an_engine_process_that_is_killed_and_another_spar
     assert re.search(r'inflight_process_resident_memory_bytes\{.*process="spare"', page)
 
 
+def test_next_engine_process_maps_the_weights_of_the_killed_one(own_server):
+    server, at, outcomes = disrupted_server(own_server, signal.SIGKILL, "--keep-weights", "on")
+    check(server, at, outcomes)
+    lines = Path(f"/proc/{server.engine_pid()}/maps").read_text().splitlines()
+    (mapped,) = [line.split()[1] for line in lines if "memfd:inflight-weights" in line]
+    assert mapped == "r--s"
+
+
 def test_spare_that_is_killed_is_replaced(own_server):
     server = own_server("--spare-process", "on")
     engine = server.engine_pid()

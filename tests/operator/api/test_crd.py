@@ -7,6 +7,7 @@ import yaml
 
 from inflight_operator.api.crd import FILES, PROJECT, crd, crd_yaml, main
 from inflight_operator.api.engine.fields import OWN_FLAGS
+from inflight_operator.render.plan import ModelCache
 from tests.operator.render.services import EVERYTHING, SETTINGS, engine, make
 
 
@@ -74,6 +75,9 @@ def test_every_rule_has_a_sentence_that_names_a_field():
 def test_the_flags_extra_args_may_not_repeat_are_the_ones_the_operator_sets():
     own_fields = {name: value for name, value in EVERYTHING["engine"].items() if name != "extraArgs"}
     service = make(**{**EVERYTHING, "engine": own_fields, "gateway": {"enabled": True}})
-    command = engine(service, replace(SETTINGS, gateway_service="g.system.svc.cluster.local"))["command"]
+    settings = replace(
+        SETTINGS, gateway_service="g.system.svc.cluster.local", model_cache=ModelCache("models", "", 2**30)
+    )
+    command = engine(service, settings)["command"]
     flags = {argument.removeprefix("--").partition("=")[0] for argument in command[3:]}
     assert flags == {*OWN_FLAGS, "kv-events-config"}  # which extra_args may have instead of the field

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 
+from inflight_engine.native.kept_weights import DESCRIPTOR_VARIABLE
 from inflight_settings.engine import EngineConfig
 
 _GROUP_EXIT_SECONDS = 5.0
@@ -24,16 +25,20 @@ class EngineProcess:
         started: seconds, monotonic.
     """
 
-    def __init__(self, cpus: frozenset[int] | None = None, *, spare: bool = False) -> None:
+    def __init__(self, cpus: frozenset[int] | None = None, *, spare: bool = False, weights: int | None = None) -> None:
         """Start the process. It imports its modules, which takes seconds, and waits for its configuration.
 
         Args:
             cpus: numbers of the CPUs that it may use; None: those that this process may use now.
+            weights: descriptor of the file in memory for packed weights; None: of a new one.
             spare: it gets its configuration later, if ever, and imports its modules when nothing else wants the CPUs.
         """
         self.started = time.monotonic()
         self._killed = False
         self._cpus = frozenset(os.sched_getaffinity(0)) if cpus is None else cpus
+        if weights is None:
+            weights = os.memfd_create("inflight-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._weights = weights
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs, _blocked(signal.SIGINT, signal.SIGTERM), _inheriting(self._cpus):
             self._process = subprocess.Popen(
@@ -41,7 +46,8 @@ class EngineProcess:
                     *(sys.executable, "-m", "inflight_engine.engine_process", str(theirs.fileno())),
                     *(["spare"] if spare else []),
                 ],
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), weights),
+                env={**os.environ, DESCRIPTOR_VARIABLE: str(weights)},
                 stdin=subprocess.PIPE,
                 process_group=0,  # with the processes that it starts, so that all of them can be ended together
             )
@@ -52,7 +58,7 @@ class EngineProcess:
 
     def successor(self, *, spare: bool = False) -> EngineProcess:
         """Start another process on the same CPUs, regardless of later changes of this process's affinity."""
-        return EngineProcess(self._cpus, spare=spare)
+        return EngineProcess(self._cpus, spare=spare, weights=self._weights)
 
     def load(self, config: EngineConfig) -> None:
         """Send its configuration; loading continues in the background."""
