@@ -142,8 +142,8 @@ def referred(root: Mapping[str, Any], part: Mapping[str, Any]) -> Any:
 
 
 def circle(schema: Mapping[str, Any]) -> list[str]:
-    """References of a schema that lead, each to the next one, back to the first, by `$ref` and `allOf` alone: they say
-    nothing about values. Empty: there are none."""
+    """Returns references of a schema that lead, each to the next one, back to the first, by `$ref` and `allOf` alone:
+    they say nothing about values. Empty: there are none."""
     begun, ended = set[int](), set[int]()
     waiting: list[Mapping[str, Any]] = [schema]
     while waiting:
@@ -171,7 +171,8 @@ def circle(schema: Mapping[str, Any]) -> list[str]:
 
 
 def _held(root: Mapping[str, Any], part: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """The schemas that each value of a part has to follow, with the reference to each; empty: it is in `allOf`."""
+    """Returns the schemas that each value of a part has to follow, with the reference to each; empty: it is in
+    `allOf`."""
     every, target = part.get("allOf"), referred(root, part)
     held: list[tuple[str, Mapping[str, Any]]] = []
     if isinstance(every, list):

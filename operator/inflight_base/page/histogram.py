@@ -68,7 +68,7 @@ class Histogram:
         return self.count_within(bound) / self.count if self.count > 0 else 1.0
 
     def count_within(self, bound: float) -> float:
-        """Observations at or below `bound`, linear within its bucket."""
+        """Returns the number of observations at or below `bound`, linear within its bucket."""
         if not self.counts:
             return 0.0
         index = min(bisect_left(self.bounds, bound), len(self.bounds) - 1)

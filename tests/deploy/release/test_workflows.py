@@ -62,3 +62,9 @@ def test_every_image_is_built_for_every_architecture_that_is_joined():
     matrix = of("release.yml")["jobs"]["images"]["strategy"]["matrix"]
     assert matrix["image"] == list(IMAGES)
     assert matrix["runner"] == ["ubuntu-24.04", "ubuntu-24.04-arm"]
+
+
+def test_the_release_of_a_tag_with_a_dash_such_as_v0_2_0_rc_1_is_a_prerelease_and_no_other_is():
+    (create,) = [step for step in steps(of("release.yml")) if step.get("run", "").startswith("gh release create ")]
+    assert '--prerelease="$PRERELEASE"' in create["run"].split()
+    assert create["env"]["PRERELEASE"] == "${{ contains(github.ref_name, '-') }}"

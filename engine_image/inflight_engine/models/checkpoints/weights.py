@@ -110,7 +110,7 @@ def open_stored(files: ModelFiles, *, ahead: bool) -> SafetensorsWeights | Strea
 
 
 def open_weights(files: ModelFiles, config: DecoderConfig, *, whole: bool = True) -> WeightSource:
-    """The weights of a model. `whole`: this process reads all of them, and not its part of most."""
+    """Returns the weights of a model. `whole`: this process reads all of them, and not its part of most."""
     if files.gguf is not None:
         return GGUFWeights(read_gguf(files.gguf), config)
     stored = open_stored(files, ahead=whole)

@@ -175,7 +175,8 @@ def _no_flag_twice(name: str, flags: tuple[str, ...]) -> dict[str, Any]:
         f"self.engine.type != '{name}' || !has(self.engine.extraArgs)"
         f" || !self.engine.extraArgs.exists(a, a.matches('^{written}(=.*)?$'))",
         "engine.extraArgs cannot repeat a flag that the operator sets"
-        f" ({', '.join(f'--{flag}' for flag in flags)}): use the spec's own field",
+        f" ({', '.join(f'--{flag}' for flag in flags)}): those that can be chosen have a field of the spec or"
+        " a value of the chart",
         fieldPath=".engine.extraArgs",
     )
 

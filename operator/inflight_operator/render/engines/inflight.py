@@ -89,7 +89,7 @@ def _kv_volumes(service: InferenceService) -> tuple[Volume, ...]:
 
 
 def _cache(service: InferenceService, settings: Settings) -> ModelCache | None:
-    """The folder of models that the service's engines share with others; None: they use none."""
+    """Returns the folder of models that the service's engines share with others; None: they use none."""
     cache, source = settings.model_cache, service.spec.model.source
     if cache is None or not (downloads_model(source) or is_stored(source)):
         return None
