@@ -216,8 +216,8 @@ class ModelStatus(StatusModel):
     )
     rollouts: list[RolloutDigest] = Field(
         max_length=8,
-        description="The same by rollout, the newest at the end. A rollout without pods leaves the list when another one"
-        " is complete.",
+        description="The same by rollout, the newest at the end. A rollout without pods leaves the list when another"
+        " one is complete.",
     )
 
 
