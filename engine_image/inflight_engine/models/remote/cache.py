@@ -13,7 +13,7 @@ import shutil
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,20 +70,18 @@ class ModelCache:
             CacheError: the folder cannot be used.
         """
         path = self._entries / key
-        try:
-            self._entries.mkdir(parents=True, exist_ok=True)
-            with self._locked():
-                if _reserved(path) is None:
-                    self._make_room(num_bytes)
-                    path.mkdir()
-                    (path / _USE).write_text(str(num_bytes))
-                use = open_file(path / _USE)
-                entry = Entry(path, use)
-                os.utime(use)
-                fcntl.flock(use, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                return entry
-        except OSError as error:
-            raise CacheError(f"the model cache {self.folder} cannot be used: {error.strerror or error}") from error
+        with self._locked():
+            if _reserved(path) is None:
+                self._make_room(num_bytes)
+                path.mkdir()
+                (path / _USE).write_text(str(num_bytes))
+            return _kept(path)
+
+    def find(self, key: str) -> Entry | None:
+        """Find an entry that is there already, and keep it from being removed. Raises CacheError as `hold`."""
+        path = self._entries / key
+        with self._locked():
+            return None if _reserved(path) is None else _kept(path)
 
     @property
     def _entries(self) -> Path:
@@ -91,24 +89,31 @@ class ModelCache:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        lock = open_file(self._entries / ".lock")
+        """Lock the folder. An error of the system in there is a CacheError."""
         try:
-            if not wait_for(lambda: _try_flock(lock, fcntl.LOCK_EX), _LOCK_SECONDS):
-                raise CacheError(f"the model cache {self.folder} is locked by another process for too long")
-            yield
-        finally:
-            os.close(lock)
+            if self._entries.is_symlink():  # what is in it would be removed
+                raise OSError(f"{_ENTRIES} is a link")
+            self._entries.mkdir(parents=True, exist_ok=True)
+            lock = open_file(self._entries / ".lock")
+            try:
+                if not wait_for(lambda: _try_flock(lock, fcntl.LOCK_EX), _LOCK_SECONDS):
+                    raise CacheError(f"the model cache {self.folder} is locked by another process for too long")
+                yield
+            finally:
+                os.close(lock)
+        except OSError as error:
+            raise CacheError(f"the model cache {self.folder} cannot be used: {error.strerror or error}") from error
 
     def _make_room(self, num_bytes: int) -> None:
         """Remove the entries that nobody holds, least recently used first, until there are `num_bytes`."""
         sizes = {}
         for path in self._entries.iterdir():
             if path.name.startswith(_REMOVED):
-                shutil.rmtree(path, ignore_errors=True)
+                _delete(path)
             elif (size := _reserved(path)) is not None:
                 sizes[path] = size
             elif not path.name.startswith("."):
-                _remove(path)  # the process that made it was killed before it wrote the size
+                _remove(path)  # a link, or the process that made it was killed before it wrote the size
         missing = sum(sizes.values()) + num_bytes - self.size
         with ExitStack() as locks:
             unused = []
@@ -145,8 +150,19 @@ def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
+def _kept(path: Path) -> Entry:
+    """Return an entry that is there: it is in use now, and stays."""
+    use = open_file(path / _USE)
+    entry = Entry(path, use)
+    os.utime(use)
+    fcntl.flock(use, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return entry
+
+
 def _reserved(path: Path) -> int | None:
-    """Return the bytes that an entry may have; None: it is none, or was not finished."""
+    """Return the bytes that an entry may have; None: it is none (as a link), or was not finished."""
+    if path.is_symlink():
+        return None
     try:
         return int((path / _USE).read_text())
     except (OSError, ValueError):
@@ -156,9 +172,18 @@ def _reserved(path: Path) -> int | None:
 def _remove(path: Path) -> None:
     """Remove an entry. It is none at once: a process that is killed leaves no half of it."""
     gone = path.with_name(f"{_REMOVED}{path.name}")
-    shutil.rmtree(gone, ignore_errors=True)
+    _delete(gone)
     path.rename(gone)
-    shutil.rmtree(gone, ignore_errors=True)
+    _delete(gone)
+
+
+def _delete(path: Path) -> None:
+    """Remove a folder with all in it, or the link or file that is in its place, as far as that is allowed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
 
 
 def _try_flock(file: int, kind: int) -> bool:

@@ -74,10 +74,11 @@ class CachedStore(Store):
             ModelSourceError: as `Store.read`.
             CacheError: the cache does not keep it.
         """
-        self.read(file, start, start + 1)
+        num_bytes = min(PIECE, file.size - start)
+        self.read(file, start, start + num_bytes)  # each page: one may be damaged
         if self._trouble:
             raise CacheError(next(iter(self._trouble)))
-        return min(PIECE, file.size - start)
+        return num_bytes
 
     def _open(self, file: RemoteFile) -> _CachedFile | None:
         if not self._usable:
@@ -97,8 +98,11 @@ class CachedStore(Store):
 
     def _key(self, file: RemoteFile) -> str:
         """Return a name for the content. Another store may give other bytes the same etag, so it is part of it."""
-        endpoint, layout = os.environ.get("INFLIGHT_MODEL_ENDPOINT", ""), f"{PIECE}/{PAGE}/{_DIGEST}"
-        parts = (self.source, endpoint, file.name, str(file.size), str(file.etag), layout)
+        place = [os.environ.get("INFLIGHT_MODEL_ENDPOINT", "")]
+        if self.source.startswith("az:"):  # whose URL has no account
+            place.append(os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", ""))
+        layout = f"{PIECE}/{PAGE}/{_DIGEST}"
+        parts = (self.source, *place, file.name, str(file.size), str(file.etag), layout)
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def _read(self, cached: _CachedFile, start: int, end: int) -> memoryview:

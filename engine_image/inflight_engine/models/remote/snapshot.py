@@ -12,8 +12,9 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -65,16 +66,33 @@ def take_snapshot(source: str, cache: ModelCache | None = None) -> Snapshot:
         ModelSourceError: there is no usable model, or the store cannot be read.
     """
     store = Store(source) if cache is None else CachedStore(source, cache)
-    folder = _shared_folder() / hashlib.sha256(source.encode()).hexdigest()[:16]
-    folder.mkdir(parents=True, exist_ok=True)
-    listing = folder / ".files"
-    with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with shared_folder(source) as folder:
+        listing = folder / ".files"
         if not listing.is_file():
             files = _fetch(store, folder)
-            _write(listing, json.dumps([asdict(file) for file in files]).encode())
+            write(listing, json.dumps([asdict(file) for file in files]).encode())
     files = [RemoteFile(**each) for each in json.loads(listing.read_bytes())]
     return Snapshot(store, folder, tuple(files))
+
+
+@contextmanager
+def shared_folder(source: str) -> Iterator[Path]:
+    """Lock a source's folder, which the processes of this server share. Outside of one, it is of this process."""
+    if FOLDER_VARIABLE not in os.environ:
+        os.environ[FOLDER_VARIABLE] = tempfile.mkdtemp(prefix="inflight-model-")
+    folder = Path(os.environ[FOLDER_VARIABLE]) / hashlib.sha256(source.encode()).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write the whole file or none: a process may be killed."""
+    path.parent.mkdir(exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(content)
+    part.replace(path)
 
 
 def digest(files: Sequence[RemoteFile]) -> str:
@@ -104,7 +122,7 @@ def _fetch(store: Store, folder: Path) -> list[RemoteFile]:
             + (f", which {INDEX} names" if INDEX in contents else f" and no {INDEX}: weights must be safetensors")
         )
     for name, content in contents.items():
-        _write(folder / name, content)
+        write(folder / name, content)
     shards = [files[name] for name in names]
     needed = [*small, *shards]
     log.info(
@@ -115,18 +133,3 @@ def _fetch(store: Store, folder: Path) -> list[RemoteFile]:
         digest(needed),
     )
     return needed
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write the whole file or none: a process may be killed."""
-    path.parent.mkdir(exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(content)
-    part.replace(path)
-
-
-def _shared_folder() -> Path:
-    """The folder of this server, which ends with it; outside of one, a folder of this process."""
-    if FOLDER_VARIABLE not in os.environ:
-        os.environ[FOLDER_VARIABLE] = tempfile.mkdtemp(prefix="inflight-model-")
-    return Path(os.environ[FOLDER_VARIABLE])

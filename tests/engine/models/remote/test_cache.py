@@ -82,3 +82,38 @@ def test_links_are_refused(tmp_path):
     with pytest.raises(OSError, match="symbolic links"):
         entry.open("data")
     assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_an_entry_that_is_a_link_is_replaced_and_nothing_behind_it_is_touched(tmp_path, stale):
+    cache, theirs, ours = ModelCache(tmp_path, 10), tmp_path / "theirs", tmp_path / "inflight-models"
+    theirs.mkdir()
+    ours.mkdir()
+    (theirs / "use").write_text("10")
+    (ours / "one").symlink_to(theirs)
+    (ours / "two").write_text("a file")
+    if stale:
+        (ours / ".removed-one").symlink_to(theirs)
+        (ours / ".removed-two").write_text("a file")
+    entry = cache.hold("one", 10)
+    assert not entry.path.is_symlink()
+    assert entries_in(cache) == {"one"}
+    assert [path.name for path in theirs.iterdir()] == ["use"]
+
+
+def test_a_folder_of_entries_that_is_a_link_is_refused(tmp_path):
+    (tmp_path / "theirs/kept").mkdir(parents=True)
+    (tmp_path / "inflight-models").symlink_to(tmp_path / "theirs")
+    with pytest.raises(CacheError, match="cannot be used: inflight-models is a link"):
+        ModelCache(tmp_path, 10).hold("one", 10)
+    assert [path.name for path in (tmp_path / "theirs").iterdir()] == ["kept"]
+
+
+def test_an_entry_is_found_where_it_is_and_kept(tmp_path):
+    cache = ModelCache(tmp_path, 10)
+    assert cache.find("one") is None
+    assert cache.hold("one", 10).path == tmp_path / "inflight-models/one"
+    found = cache.find("one")
+    with pytest.raises(CacheError, match="has no room"):
+        cache.hold("two", 10)
+    assert found.path == tmp_path / "inflight-models/one"

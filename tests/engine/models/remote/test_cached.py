@@ -120,6 +120,33 @@ def test_a_store_with_the_same_etags_has_entries_of_its_own(opened, server, cont
     assert bytes(snapshot.store.read(snapshot.shards[0], 0, BLOCK)) == other[:BLOCK]
 
 
+def test_an_account_of_azure_has_entries_of_its_own(server, content, source, tmp_path, monkeypatch):
+    """Containers of two accounts have one URL, and their files may have one etag."""
+    monkeypatch.setattr(server, "etag", lambda path: '"etag"')
+
+    def read(account):
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", account)
+        monkeypatch.setenv("INFLIGHT_MODEL_FILES", str(tmp_path / account))
+        snapshot = take_snapshot(source("az", "tiny"), ModelCache(tmp_path / "cache", GENEROUS))
+        return bytes(snapshot.store.read(snapshot.shards[0], 0, SIZE))
+
+    assert read("account") == content
+    server.files["tiny/model.safetensors"] = bytes(SIZE)
+    assert read("account") == content, "from the cache"
+    assert read("another") == bytes(SIZE)
+
+
+def test_a_block_that_is_damaged_in_any_page_is_filled_again(opened, server, content, tmp_path):
+    store, file = opened()
+    store.read(file, 0, SIZE)
+    path = files_in(tmp_path)[0]
+    path.write_bytes(content[: BLOCK - 1] + bytes([content[BLOCK - 1] ^ 1]) + content[BLOCK:])
+    server.num_bytes = 0
+    assert [store.fill(file, start) for start in range(0, SIZE, BLOCK)] == [BLOCK] * 5 + [1234]
+    assert server.num_bytes == BLOCK
+    assert path.read_bytes() == content
+
+
 def test_a_full_disk_is_a_sentence_and_the_source_is_read(opened, server, content, caplog, monkeypatch):
     store, file = opened()
     store.read(file, 0, BLOCK)
