@@ -65,7 +65,7 @@ def test_other_weights_than_those_that_are_kept_are_not_taken_from_there(descrip
 
 
 def test_sealed_weights_are_mapped_where_linux_refuses_to_share_them_even_to_read(descriptor, monkeypatch):
-    """As before Linux 6.7."""
+    """Linux before 6.7 does so."""
     kept, real = KeptWeights(descriptor), kept_weights._libc.mmap
 
     def older(address, size, protection, flags, number, offset):
