@@ -216,6 +216,23 @@ async def test_a_list_longer_than_the_queue_takes_half_of_it_and_the_rest_follow
     assert len(answer["data"] if "data" in answer else answer["results"]) == 20
 
 
+async def test_inputs_of_a_long_list_follow_in_the_places_of_those_that_run_and_take_no_others(make_fake):
+    fake = await make_fake(max_queued_requests=4)
+    waiting = fake.service.admission.waiting
+    calls = [start(fake, input=["a"] * 9)]
+    await until(lambda: len(fake.engine.requests) == 2)
+    fake.engine.report(admitted=[(0, 0), (1, 1)])
+    await until(lambda: len(fake.engine.requests) == 4)
+    calls += [start(fake, input="a") for _ in range(2)]
+    await until(lambda: waiting.num_requests == 4)
+    fake.engine.report(finished=[(0, FinishReason.LENGTH), (1, FinishReason.LENGTH)])
+    await until(lambda: len(fake.service.registry) == 4)
+    assert (await fake.post(EMBEDDINGS, input="a")).status_code == 503
+    assert (waiting.num_requests, len(fake.engine.requests)) == (4, 6)
+    for call in calls:
+        call.cancel()
+
+
 async def test_each_input_of_a_long_list_gets_its_own_vector(make_fake):
     fake = await make_fake(max_queued_requests=2)
     call = start(fake, input=[str(i) for i in range(5)])

@@ -60,7 +60,14 @@ class Engine:
 
 
 class World:
+    """A registry, its engine, and what it may hold.
+
+    Attributes:
+        most_waiting: places of the queue; more only after a loss, of requests that ran.
+    """
+
     def __init__(self):
+        self.most_waiting = MAX_QUEUED
         self.service = Service(server_config(max_queued_requests=MAX_QUEUED))
         self.tokenizer, self.generations = ByteTokenizer(), []
         self.expected = {}
@@ -140,6 +147,7 @@ class World:
         tried = {each: each.tries for each in before}
         had_slot = {each: each.had_slot for each in before}
         self.service.session.lose(None)
+        self.most_waiting = max(MAX_QUEUED, sum(each.waiting for each in before))
         for each in before:
             lost = each.request.relayed or (had_slot[each] and tried[each] + 1 == MAX_TRIES)
             assert each.done is lost
@@ -167,6 +175,8 @@ class World:
         queue = self.service.admission.waiting
         expected = len(waiting), sum(each.num_known_tokens for each in waiting + later)
         assert (queue.num_requests, queue.num_tokens) == expected
+        assert len(waiting) <= self.most_waiting, "a list takes places that it does not have"
+        self.most_waiting = max(MAX_QUEUED, len(waiting))
         # A transition that is not possible raises.
         known = [each for each in self.generations if each not in outside]
         assert len(self.service.registry) == sum(each.phase is not RequestPhase.GONE for each in known)
@@ -175,7 +185,9 @@ class World:
             assert self.service.registry.load().waiting == len(waiting)
         for each in later:
             assert each in each.later
-            assert any(other.later is each.later and not other.done for other in known), "another one calls it"
+            assert any(other.later is each.later and not other.wait_counted for other in waiting), (
+                "it follows another one that waits"
+            )
         for each in known:
             assert each.done is (each.phase in (RequestPhase.ENDED, RequestPhase.GONE))
             if self.engine.open and not each.done:

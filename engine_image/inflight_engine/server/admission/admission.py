@@ -32,7 +32,7 @@ class QueueAdmission:
         self._shedding = Shedding(self.waiting, engine.classes, config.shed_after)
 
     def share(self, service_class: str) -> int:
-        """Requests of one body that may be in the queue at once, where the others can follow as these end: half of its
+        """Returns how many requests of one body may be in the queue at once, where the others can follow: half of its
         places, so that lists longer than the queue are taken, and leave room for others."""
         bounds = (self._max_requests, self._class_bounds[service_class])
         return max(1, min(most for most in bounds if most is not None) // 2)

@@ -46,8 +46,8 @@ class WaitingRequests:
         self.classes[service_class].leave(request_id)
 
     def hold(self, service_class: str, num_tokens: int) -> None:
-        """Count the prompt tokens of a request that is to enter the queue when another of its body ends; it has no
-        place yet. Negative: no longer."""
+        """Count the prompt tokens of a request that is to follow another of its body into the queue; it has no place
+        yet. Negative: no longer."""
         self.classes[service_class].num_tokens += num_tokens
 
 

@@ -83,7 +83,7 @@ def _response(service: Service, call: Call, answer: PoolingAnswer) -> Response:
 
 
 async def begin(service: Service, http: Request, body: PoolingFields) -> Call:
-    """Put the prompts into the engine's queue: all of them, or none. Of many, some enter it as others end.
+    """Put the prompts into the engine's queue: all of them, or none. Of many, some enter it as others leave it.
 
     Raises:
         ApiError: 400, or 503 if they cannot be accepted now.

@@ -149,8 +149,8 @@ class Generation:
         self.finish_reason: FinishReason | None = None
         self.error: ApiError | None = None
         self.later: deque[Generation] | None = None
-        """Generations of its call that are not in the queue yet, shared by all of the call: the next one enters when
-        one ends. None: there are none."""
+        """Generations of its call that are not in the queue yet, shared by all of the call: the next one enters
+        when one leaves it for its first slot. None: there are none."""
         self.enqueued_at = arrived
         """Time of its entry into the queue: at first, or again for another engine process."""
         self.slot = -1

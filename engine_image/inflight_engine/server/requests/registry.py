@@ -91,7 +91,7 @@ class RequestRegistry:
             raise shutting_down()
 
     def share(self, service_class: str) -> int:
-        """Requests of one body that may be in the queue at once, where the others can follow as these end."""
+        """Returns how many requests of one body may be in the queue at once, where the others can follow."""
         return self._admission.share(service_class)
 
     def check_room(self, service_class: str, num_requests: int, field: str, num_tokens: Sequence[int] = ()) -> None:
@@ -142,8 +142,8 @@ class RequestRegistry:
 
         Args:
             field: of the body that has the prompts.
-            at_once: most of them in the engine at once; the next one is sent when one ends, and ended with the first
-                one that fails. None: all.
+            at_once: most of them that enter the queue at once; each that gets its first slot leaves its place to the
+                next one, and all end with the first one that fails. None: all.
 
         Raises:
             ApiError: as `check_room`.
@@ -294,6 +294,7 @@ class RequestRegistry:
             if not generation.wait_counted:
                 generation.wait_counted = True
                 self._counts.queue_time.observe(timings.admitted - timings.arrived)
+                self._follow(generation)
         elif generation.preemptions:
             latest = generation.preemptions[-1]
             latest.resumed = max(began, latest.began)
@@ -324,6 +325,10 @@ class RequestRegistry:
     def _forget(self, generation: Generation) -> None:
         generation.move(RequestPhase.GONE)
         del self._requests[generation.request.request_id]
+
+    def _follow(self, generation: Generation) -> None:
+        """Send the next request of its call, which takes its place in the queue: nobody else can have taken it, and the
+        queue holds no more than before."""
         if generation.later:
             following = generation.later.popleft()
             self._release(following)
