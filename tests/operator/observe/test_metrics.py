@@ -80,7 +80,7 @@ def test_the_plugin_says_why_it_does_not_change_a_server():
 
 
 def test_a_version_of_the_model_is_read_and_nothing_else_that_a_page_says():
-    line = 'inflight_model_info{model_name="m",digest="DIGEST"} 1.0\n'
+    line = VLLM_PAGE + 'inflight_model_info{model_name="m",digest="DIGEST"} 1.0\n'
     assert parse_metrics(line.replace("DIGEST", "sha256:" + "a" * 64), 0.0).digest == "sha256:" + "a" * 64
     for wrong in ("", "latest", "sha256:" + "a" * 65, 'sha256:ab\\"'):
         assert parse_metrics(line.replace("DIGEST", wrong), 0.0).digest == ""
