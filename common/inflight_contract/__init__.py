@@ -1,1 +1,1 @@
-"""Server side of the contract between pods and control plane: errors, signed calls, tenants, limits."""
+"""Server side of the contract between pods and control plane: errors, signed calls, tenants, limits, versions."""

@@ -17,7 +17,8 @@ class RunnerInfo(msgspec.Struct, frozen=True):
             second, measured; None without swap space.
         digest: version of the model's files, as they were when it was loaded; see `models.version`.
         load_seconds: from the beginning of loading until the first step can run.
-        memory_left: bytes of host memory that can be taken beside the KV cache and `num_host_blocks`.
+        memory_left: bytes of host memory that can be taken beside the KV cache, `num_host_blocks` and what is set aside
+            for activations and the API process.
     """
 
     num_blocks: int

@@ -1,5 +1,6 @@
 """The engine process logs why it cannot go on, and ends when its API process is gone."""
 
+import errno
 import io
 import os
 import signal
@@ -112,6 +113,15 @@ def test_while_it_loads_no_signal_ends_it_but_the_end_of_the_api_process_does():
         process.socket.close()  # It waits for its configuration, on a pipe that is open.
         assert process.wait(60) == 0
     finally:
+        process.kill()
+
+
+@pytest.mark.parametrize("refused", [errno.ENOSYS, errno.EPERM, errno.EMFILE])
+def test_engine_process_starts_where_no_file_in_memory_can_be_made(monkeypatch, refused):
+    monkeypatch.setattr(process_module.os, "memfd_create", Mock(side_effect=OSError(refused, "no file")))
+    monkeypatch.setattr(process_module.sys, "executable", "/bin/true")
+    for process in (first := EngineProcess(), first.successor()):
+        assert process.wait(60) == 0
         process.kill()
 
 

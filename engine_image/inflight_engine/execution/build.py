@@ -20,7 +20,14 @@ from inflight_engine.execution.graphs import CudaCapture, StepGraphs
 from inflight_engine.execution.host_cache import HostCache
 from inflight_engine.execution.kv_calibration import calibrate
 from inflight_engine.execution.load import ModelConfig, is_in_kernels, load_config, load_model
-from inflight_engine.execution.memory.kv_size import HostMemory, KVDemand, is_given, num_host_blocks, num_kv_blocks
+from inflight_engine.execution.memory.kv_size import (
+    POD_MEMORY_RESERVE,
+    HostMemory,
+    KVDemand,
+    is_given,
+    num_host_blocks,
+    num_kv_blocks,
+)
 from inflight_engine.execution.memory.numa import interleave_memory, nodes_of
 from inflight_engine.execution.memory.resources import choose_num_threads, read_resources
 from inflight_engine.execution.memory.staging import Staging, step_bytes
@@ -70,6 +77,7 @@ def build_runner(config: EngineConfig, parallel: Parallel = ALONE, grammars: Gra
     sampler = make_sampler(spec.max_num_seqs, spec.shape.vocab_size, spec.device)
     forward = make_forward(model, attention, feed, spec, graph_shapes)
     graphs = capture_graphs(model, forward, feed, sampler, spec, graph_shapes, parallel) if graph_shapes else None
+    swap_bytes = host_cache.num_blocks * spec.block_size * _kv_bytes_per_token(spec)
     info = RunnerInfo(
         num_blocks=spec.num_blocks,
         block_size=spec.block_size,
@@ -82,8 +90,7 @@ def build_runner(config: EngineConfig, parallel: Parallel = ALONE, grammars: Gra
         num_host_blocks=host_cache.num_blocks,
         copy_tokens_per_second=host_cache.measure_copy_rate(spec.num_blocks) if host_cache.num_blocks else None,
         load_seconds=time.monotonic() - started,
-        memory_left=parallel.size
-        * max(0, available - host_cache.num_blocks * spec.block_size * _kv_bytes_per_token(spec)),
+        memory_left=max(0, parallel.size * (available - swap_bytes) - POD_MEMORY_RESERVE),
         digest=digest_of(target.files),
     )
     return Runner(

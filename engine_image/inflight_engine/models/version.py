@@ -12,14 +12,8 @@ import re
 import socket
 from pathlib import Path
 
+from inflight_contract.model_version import DIGESTS_FILE, rollout_of
 from inflight_engine.models.checkpoints.source import ModelFiles, ModelSourceError
-from inflight_engine.models.remote.snapshot import digest
-
-_FILE = "digests.json"
-"""The file: a JSON object of digests by rollout, beside that of `--limits-file`. It may be missing."""
-
-_RANDOM = 5
-"""Letters at the end of a pod's name; those before them are its ReplicaSet's name, one for each rollout."""
 
 _COMMIT = "commit:"
 _DIGEST = re.compile(r"(commit:[0-9a-f]{40}|sha256:[0-9a-f]{64})\Z")
@@ -34,6 +28,8 @@ def digest_of(files: ModelFiles) -> str:
     It is that of names, sizes and etags in a store, of names, sizes and times of modification in a folder.
     """
     if files.remote is not None:
+        from inflight_engine.models.remote.snapshot import digest  # has numpy, which takes long to import
+
         return digest(files.remote.files)
     if files.folder.parent.name == "snapshots" and _DIGEST.match(_COMMIT + files.folder.name):
         return _COMMIT + files.folder.name
@@ -55,12 +51,12 @@ class Rollout:
     """
 
     def __init__(self, limits_file: Path | None) -> None:
-        self._file = None if limits_file is None else limits_file.with_name(_FILE)
-        self._name = socket.gethostname()[:-_RANDOM].rstrip("-")
+        self._file = None if limits_file is None else limits_file.with_name(DIGESTS_FILE)
+        self._name = rollout_of(socket.gethostname())
 
     @property
     def digest(self) -> str | None:
-        """The version that the first ready pod has; None: none has told one yet."""
+        """Returns the version that the first ready pod has; None: none has told one yet."""
         if self._file is None:
             return None
         try:
@@ -74,7 +70,7 @@ class Rollout:
 
     @property
     def commit(self) -> str | None:
-        """The commit to take from the hub; None: the one that a branch or tag names now."""
+        """Returns the commit to take from the hub; None: the one that a branch or tag names now."""
         found = self.digest or ""
         return found.removeprefix(_COMMIT) if found.startswith(_COMMIT) else None
 

@@ -22,9 +22,6 @@ log = logging.getLogger(__name__)
 DESCRIPTOR_VARIABLE = "INFLIGHT_WEIGHTS_FD"
 """Variable of the environment with the number of the file's descriptor, which the engine process inherits."""
 
-DESCRIPTOR_VARIABLE = "INFLIGHT_WEIGHTS_FD"
-"""Variable of the environment with the number of the file's descriptor, which the engine process inherits."""
-
 IDENTITY_BYTES = 32
 _HEADER_BYTES = 64
 """At the file's begin, before the weights: their identity. A cache line, to which they are aligned."""
@@ -70,7 +67,7 @@ class KeptWeights:
 
     @property
     def sealed(self) -> bool:
-        """It has the weights of a model, whole."""
+        """Returns whether the file has the weights of a model, whole."""
         return bool(fcntl.fcntl(self._descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE)
 
     def take(self, identity: bytes, num_bytes: int, fill: Callable[[int], object]) -> Mapping | None:
@@ -102,14 +99,18 @@ class KeptWeights:
 
     def _fill(self, identity: bytes, size: int, fill: Callable[[int], object]) -> None:
         os.ftruncate(self._descriptor, 0)  # what another process left unfinished
-        os.ftruncate(self._descriptor, size)
-        os.pwrite(self._descriptor, identity, 0)
-        writable = Mapping(self._descriptor, size, mmap.PROT_READ | mmap.PROT_WRITE)
         try:
-            fill(writable.address)
-        finally:
-            writable.close()
-        fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _SEALS)
+            os.ftruncate(self._descriptor, size)
+            os.pwrite(self._descriptor, identity, 0)
+            writable = Mapping(self._descriptor, size, mmap.PROT_READ | mmap.PROT_WRITE)
+            try:
+                fill(writable.address)
+            finally:
+                writable.close()
+            fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        except BaseException:
+            os.ftruncate(self._descriptor, 0)  # else it takes memory for nothing as long as the API process lives
+            raise
 
 
 class Mapping:
@@ -117,6 +118,9 @@ class Mapping:
 
     def __init__(self, descriptor: int, size: int, protection: int) -> None:
         begin = _libc.mmap(None, size, protection, mmap.MAP_SHARED, descriptor, 0)
+        if begin == _MAP_FAILED and ctypes.get_errno() == errno.EPERM and protection == mmap.PROT_READ:
+            # Before 6.7 Linux shares no memory that is sealed against writes, even to read. The pages are the same.
+            begin = _libc.mmap(None, size, protection, mmap.MAP_PRIVATE, descriptor, 0)
         if begin == _MAP_FAILED:
             number = ctypes.get_errno()
             raise OSError(number, f"no memory for {size} bytes of weights ({errno.errorcode[number]})")

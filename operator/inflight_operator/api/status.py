@@ -215,7 +215,9 @@ class ModelStatus(StatusModel):
         " of names, sizes and versions of its files.",
     )
     rollouts: list[RolloutDigest] = Field(
-        max_length=8, description="The same for each rollout that has pods, and for the newest one."
+        max_length=8,
+        description="The same by rollout, the newest at the end. A rollout without pods leaves the list when another"
+        " one is complete.",
     )
 
 

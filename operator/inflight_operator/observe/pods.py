@@ -17,6 +17,7 @@ from inflight_base.manifest.names import (
 )
 from inflight_base.manifest.pods import blocking_init_container, condition, engine_container
 from inflight_base.manifest.slices import address_of
+from inflight_contract.model_version import rollout_of
 from inflight_settings.limits import LimitsInForce
 
 
@@ -101,9 +102,8 @@ class PodView:
 
     @property
     def rollout(self) -> str:
-        """Name of its ReplicaSet, one for each rollout, as its engine knows it: its own name without the five letters
-        at the end. Kubernetes cuts the name of a pod with a long one."""
-        return self.name[:-5].rstrip("-")
+        """Returns the name of its rollout, as its engine knows it."""
+        return rollout_of(self.name)
 
     def url(self, port: int) -> str:
         """Returns `http://IP:PORT`, with brackets around an IPv6 address."""

@@ -127,17 +127,24 @@ def _brought_up_to(snapshot: Snapshot, memory: Memory) -> Memory:
 
 
 def _digests(snapshot: Snapshot, memory: Memory) -> tuple[tuple[str, str], ...]:
-    """Returns the version of the model by rollout. The first ready pod of a rollout decides on it. It is forgotten when
-    the rollout has no pods and another one came after it: who returns to an earlier spec asks for a rollout, too."""
+    """Returns the version of the model by rollout, the newest rollout at the end. The first ready pod of a rollout
+    decides on it. It is forgotten when the rollout has no pods and another one is complete: who returns to an earlier
+    spec asks for a rollout, too."""
     known = dict(memory.digests)
     for pod in sorted(snapshot.pods, key=lambda pod: (pod.ready_since or math.inf, pod.name)):
-        sample = snapshot.fresh.get(pod.uid)
+        sample = snapshot.fresh.get(pod.uid)  # only ready pods have one
         if sample is not None and sample.digest:
             known.setdefault(pod.rollout, sample.digest)
-    created = [pod.rollout for pod in sorted(snapshot.pods, key=lambda pod: pod.created) if pod.rollout in known]
-    newest = created[-1:] or list(known)[-1:]
-    others = [rollout for rollout in known if rollout in created and rollout not in newest]
-    return tuple((rollout, known[rollout]) for rollout in (*others, *newest))[-MOST_DIGESTS:]
+    alive = [pod.rollout for pod in sorted(snapshot.replicas, key=lambda pod: pod.created) if pod.rollout in known]
+    newest = list(known)[-1:]
+    # While a rollout is under way, it may lose its only pod, and pods of the earlier one are replaced, too: neither
+    # which rollouts have pods nor which pod is the newest says which rollout ends.
+    rollout = deployment_view(snapshot.deployment, memory.replicas)
+    if rollout is not None and rollout.rolled_out:
+        newest = alive[-1:] or newest
+        known = {name: digest for name, digest in known.items() if name in (*alive, *newest)}
+    kept = sorted(known, key=lambda name: (name in newest, name in alive))[-MOST_DIGESTS:]
+    return tuple((name, known[name]) for name in kept)
 
 
 def _is_held(child: Manifest, snapshot: Snapshot, template: Template, step: Front) -> bool:

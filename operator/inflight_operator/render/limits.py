@@ -11,13 +11,13 @@ from dataclasses import asdict
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import child_names
+from inflight_contract.model_version import DIGESTS_FILE
 from inflight_operator.api.resolve import capacity
 from inflight_operator.api.types import InferenceService
 from inflight_operator.render.metadata import child
 from inflight_settings.limits import LimitsInForce
 
 LIMITS_FILE = "limits.json"
-DIGESTS_FILE = "digests.json"
 
 
 def limits_config_map(

@@ -19,6 +19,8 @@ from inflight_engine.server.telemetry.page import EngineMetrics, Gauges
 from inflight_settings.limits import Limits
 from inflight_settings.scheduling import ServiceClass
 
+DIGEST = "sha256:" + "1" * 64
+
 
 def engine_page(names=None, observations=1, seed=0):
     """Returns the page of an engine with limits 48 and 1024 (capacity 64 and 2048, revision 7), 5 requests running, 2
@@ -38,7 +40,8 @@ def engine_page(names=None, observations=1, seed=0):
         step_seconds=0.2,
         schedule_seconds=0.001,
     )
-    ready = EngineReady(Limits(64, 2048), RunnerInfo(10, 16, 1024, 1, 100, "cpu", "float32", "eager", 1.0))
+    runner = RunnerInfo(10, 16, 1024, 1, 100, "cpu", "float32", "eager", 1.0, digest=DIGEST)
+    ready = EngineReady(Limits(64, 2048), runner)
     load = Load(stats, Limits(48, 1024), ready, num_requests=7, queued_tokens=300)
     gauges = Gauges(load, {"interactive": 2, "batch": 0}, draining=False, revision=7)
     counts, demand = Counts([ServiceClass("interactive"), ServiceClass("batch")]), Demand()

@@ -7,6 +7,7 @@ import torch
 
 from inflight_engine.execution import build
 from inflight_engine.execution.build import make_batch_invariant
+from inflight_engine.execution.memory.kv_size import POD_MEMORY_RESERVE
 from inflight_engine.execution.memory.resources import Resources
 from inflight_engine.models.checkpoints.shape import ModelShape
 from inflight_engine.models.checkpoints.transformers_config import TransformersConfig
@@ -175,11 +176,12 @@ def test_swap_space_is_whole_blocks_and_the_copy_rate_is_measured(tmp_path):
     assert info.copy_tokens_per_second > 1000
 
 
-def test_memory_that_is_left_is_what_neither_kv_cache_nor_swap_space_will_take(tmp_path, monkeypatch):
+def test_memory_that_is_left_is_what_neither_kv_cache_nor_swap_space_nor_activations_will_take(tmp_path, monkeypatch):
     make_model(tmp_path, "llama-gqa-untied")
-    monkeypatch.setattr(build, "read_resources", lambda: Resources(2, 1 << 30, False))
-    assert tiny_runner(tmp_path).info.memory_left == (1 << 30) - 256 * 4 * 384
-    assert tiny_runner(tmp_path, swap_space=10 * 4 * 384).info.memory_left == (1 << 30) - 266 * 4 * 384
+    monkeypatch.setattr(build, "read_resources", lambda: Resources(2, 3 << 30, False))
+    left = (3 << 30) - POD_MEMORY_RESERVE
+    assert tiny_runner(tmp_path).info.memory_left == left - 256 * 4 * 384
+    assert tiny_runner(tmp_path, swap_space=10 * 4 * 384).info.memory_left == left - 266 * 4 * 384
 
 
 def test_a_longer_context_than_the_models_own_is_refused(tmp_path):

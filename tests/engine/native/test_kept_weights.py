@@ -1,12 +1,15 @@
 """Memory of packed weights that outlives the process which packed them."""
 
+import contextlib
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
 
 import pytest
 
+from inflight_engine.native import kept_weights
 from inflight_engine.native.kept_weights import DESCRIPTOR_VARIABLE, KeptWeights, has_huge_pages, inherited
 
 MINE, OTHER = b"m" * 32, b"o" * 32
@@ -61,14 +64,36 @@ def test_other_weights_than_those_that_are_kept_are_not_taken_from_there(descrip
     assert kept.take(MINE, len(WEIGHTS), refuse) is not None
 
 
-def test_weights_that_a_process_left_unfinished_are_written_anew(descriptor):
-    def die(address):
-        ctypes.memmove(address, b"\xff" * len(WEIGHTS), len(WEIGHTS))
-        raise RuntimeError("killed")
+def test_sealed_weights_are_mapped_where_linux_refuses_to_share_them_even_to_read(descriptor, monkeypatch):
+    """Linux before 6.7 does so."""
+    kept, real = KeptWeights(descriptor), kept_weights._libc.mmap
 
+    def older(address, size, protection, flags, number, offset):
+        if kept.sealed and flags & mmap.MAP_SHARED:
+            ctypes.set_errno(errno.EPERM)
+            return kept_weights._MAP_FAILED
+        return real(address, size, protection, flags, number, offset)
+
+    monkeypatch.setattr(kept_weights._libc, "mmap", older)
+    for fill in (write, refuse):
+        mapping = kept.take(MINE, len(WEIGHTS), fill)
+        assert ctypes.string_at(mapping.address, len(WEIGHTS)) == WEIGHTS
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "a disk"), ValueError("a model")])
+def test_weights_that_cannot_be_written_leave_no_memory_taken(descriptor, error):
+    def fail(address):
+        write(address)
+        raise error
+
+    with contextlib.suppress(ValueError):
+        assert KeptWeights(descriptor).take(MINE, len(WEIGHTS), fail) is None
+    assert os.fstat(descriptor).st_size == 0
+
+
+def test_weights_that_a_process_left_unfinished_are_written_anew(descriptor):
     kept = KeptWeights(descriptor)
-    with pytest.raises(RuntimeError, match="killed"):
-        kept.take(OTHER, len(WEIGHTS), die)
+    os.pwrite(descriptor, OTHER + b"\xff" * (2 * len(WEIGHTS)), 0)
     assert not kept.sealed
 
     def check_zero(address):

@@ -328,6 +328,27 @@ def test_what_is_not_imported(module, never):
     assert shown.stdout == "[]\n"
 
 
+STARTED = """
+import sys
+from inflight_engine import cli
+
+class Process:
+    def load(self, config):
+        sys.exit(str([name for name in ("numpy", "fastapi", "torch") if name in sys.modules]))
+
+    def kill(self):
+        pass
+
+cli.EngineProcess = Process
+cli.main(["serve", "hf://a/b", "--host", "127.0.0.1", "--port", "0", "--limits-file", "limits.json"])
+"""
+
+
+def test_the_engine_process_gets_its_configuration_before_anything_heavy_is_imported():
+    ended = subprocess.run([sys.executable, "-c", STARTED], capture_output=True, text=True, timeout=120)
+    assert ended.stderr.splitlines()[-1] == "[]"
+
+
 def test_port_in_use_is_one_sentence_and_exit_1():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ended = run("serve", "builtin://smollm2", "--host", "127.0.0.1", "--port", str(taken.getsockname()[1]))

@@ -1,6 +1,8 @@
 """The process that waits to take over: when there is one, and what happens when it is killed. test_real_restart.py has
 real processes."""
 
+import asyncio
+import errno
 import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -9,13 +11,11 @@ import msgspec
 import pytest
 
 from inflight_engine.server.engine.phase import Phase
-from inflight_engine.server.engine.session import MOST_RESTARTS, WINDOW_SECONDS
-from inflight_engine.server.engine.spare import LEFT_BYTES, SETTLE_SECONDS, SPARE_BYTES, Spare
+from inflight_engine.server.engine.session import KILL_GRACE_SECONDS, MOST_RESTARTS, WINDOW_SECONDS, Progress
+from inflight_engine.server.engine.spare import SETTLE_SECONDS, SPARE_BYTES, Spare
 from tests.base.virtual_time import in_virtual_time
 from tests.engine.server.fake_engine import READY, connect_engine, until
-from tests.engine.server.test_restart import die, start, supervised
-
-ENOUGH = SPARE_BYTES + LEFT_BYTES
+from tests.engine.server.test_restart import FakeProcess, die, start, supervised
 
 
 @dataclass
@@ -25,10 +25,13 @@ class Process:
     status: int | None = None
     killed: bool = False
     pid: int = 7
+    refuses: bool = False
     spares: list = field(default_factory=list)
 
     def successor(self, *, spare=False):
         assert spare
+        if self.refuses:
+            raise OSError(errno.ENOMEM, "no memory")
         self.spares.append(Process())
         return self.spares[-1]
 
@@ -39,7 +42,7 @@ class Process:
         self.killed = True
 
 
-def spare_of(wanted, left=ENOUGH, phase=Phase.READY):
+def spare_of(wanted, left=SPARE_BYTES, phase=Phase.READY):
     runner = msgspec.structs.replace(READY.runner, memory_left=left)
     session = SimpleNamespace(phase=phase, ready=msgspec.structs.replace(READY, runner=runner))
     return Spare(wanted, session), session
@@ -47,7 +50,12 @@ def spare_of(wanted, left=ENOUGH, phase=Phase.READY):
 
 @pytest.mark.parametrize(
     ("wanted", "left", "seconds"),
-    [("on", 0, 0.0), ("auto", ENOUGH, SETTLE_SECONDS), ("auto", ENOUGH - 1, None), ("off", ENOUGH, None)],
+    [
+        ("on", 0, 0.0),
+        ("auto", SPARE_BYTES, SETTLE_SECONDS),
+        ("auto", SPARE_BYTES - 1, None),
+        ("off", SPARE_BYTES, None),
+    ],
 )
 def test_spare_is_started_where_it_is_wanted_and_there_is_memory(wanted, left, seconds):
     spare, _ = spare_of(wanted, left)
@@ -94,6 +102,41 @@ def test_spare_that_dies_again_and_again_is_given_up_for_a_while():
     assert len(running.spares) == MOST_RESTARTS
     spare.check(WINDOW_SECONDS + 1, running)
     assert len(running.spares) == MOST_RESTARTS + 1
+
+
+@in_virtual_time
+async def test_hung_engine_is_noticed_where_no_spare_can_be_started(make_fake, monkeypatch):
+    fake = await make_fake(spare_process="on")
+    lifecycle, log = await supervised(fake, monkeypatch)
+    real = FakeProcess.successor
+
+    def refuse(process, *, spare=False):
+        if spare:
+            log.append("refused")
+            raise BlockingIOError(errno.EAGAIN, "no process")
+        return real(process)
+
+    monkeypatch.setattr(FakeProcess, "successor", refuse)
+    fake.service.session.ready = READY
+    running = asyncio.create_task(lifecycle._supervisor.run())
+    call = start(fake)
+    await until(lambda: fake.engine.requests and log)
+    fake.service.session.progress = Progress(time.monotonic() - 5.1 - KILL_GRACE_SECONDS)
+    await until(lambda: "connect" in log)
+    assert log == ["refused", "kill", "start", None, "connect"]
+    running.cancel()
+    call.cancel()
+
+
+def test_spare_that_cannot_be_started_is_due_again_later():
+    spare, _ = spare_of("on")
+    running = Process(refuses=True)
+    spare.check(0.0, running)
+    running.refuses = False
+    spare.check(SETTLE_SECONDS - 1, running)
+    assert not running.spares
+    spare.check(SETTLE_SECONDS, running)
+    assert spare.pid == running.spares[0].pid
 
 
 @in_virtual_time

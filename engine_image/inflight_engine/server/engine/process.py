@@ -37,7 +37,8 @@ class EngineProcess:
         self._killed = False
         self._cpus = frozenset(os.sched_getaffinity(0)) if cpus is None else cpus
         if weights is None:
-            weights = os.memfd_create("inflight-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            with contextlib.suppress(OSError):  # without one each process has its weights for itself
+                weights = os.memfd_create("inflight-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._weights = weights
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs, _blocked(signal.SIGINT, signal.SIGTERM), _inheriting(self._cpus):
@@ -46,7 +47,7 @@ class EngineProcess:
                     *(sys.executable, "-m", "inflight_engine.engine_process", str(theirs.fileno())),
                     *(["spare"] if spare else []),
                 ],
-                pass_fds=(theirs.fileno(), weights),
+                pass_fds=[theirs.fileno()] if weights is None else [theirs.fileno(), weights],
                 env={**os.environ, DESCRIPTOR_VARIABLE: str(weights)},
                 stdin=subprocess.PIPE,
                 process_group=0,  # with the processes that it starts, so that all of them can be ended together

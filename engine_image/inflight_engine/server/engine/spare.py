@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 SPARE_BYTES = 300 << 20
 """Memory that a spare takes beside the pages that it shares with the engine process, with a torch that has CUDA."""
-LEFT_BYTES = 512 << 20
-"""Memory that must be left beside the spare where `auto` starts one: for the API process and the page cache."""
 SETTLE_SECONDS = 10.0
 """Time from when the engine is ready until `auto` starts a spare: a server that has just started has requests waiting,
 and so have others that start on the same machine."""
@@ -53,7 +51,11 @@ class Spare:
             log.warning("the spare engine process %s", describe_exit(status))
             self._due = now + SETTLE_SECONDS
         if self._process is None and now >= self._due and self._fits() and self._starts.begin(now):
-            self._process = running.successor(spare=True)
+            try:
+                self._process = running.successor(spare=True)
+            except OSError as error:
+                log.warning("no spare engine process can be started: %s", error.strerror)
+                self._due = now + SETTLE_SECONDS
 
     def take(self) -> EngineProcess | None:
         """Hand over the process, which waits for its configuration; None: there is none."""
@@ -71,4 +73,4 @@ class Spare:
 
     def _fits(self) -> bool:
         ready = self._session.ready
-        return self._wanted == "on" or (ready is not None and ready.runner.memory_left >= SPARE_BYTES + LEFT_BYTES)
+        return self._wanted == "on" or (ready is not None and ready.runner.memory_left >= SPARE_BYTES)

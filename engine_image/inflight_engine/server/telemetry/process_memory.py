@@ -25,8 +25,8 @@ def memory_families(page: Families, spare: int | None) -> None:
 
 
 def resident_bytes(pid: int, spare: int | None = None, proc: Path = _PROC) -> Iterator[tuple[str, int]]:
-    """Bytes of the API process `pid`, of its child `spare` (None: there is none), and of all other processes below it
-    together. Memory that they share counts in each."""
+    """Returns the bytes of the API process `pid`, of its child `spare` (None: there is none), and of all other
+    processes below it together. Memory that they share counts in each."""
     yield "api", _resident(pid, proc)
     yield "engine", sum(_resident(child, proc) for child in _descendants(pid, proc) if child != spare)
     if spare is not None:
