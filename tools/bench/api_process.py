@@ -43,6 +43,7 @@ from inflight_engine.channel import FrameDecoder, encode
 from inflight_engine.messages import AddRequest, Admission, CancelRequest, EngineReady, Finished, StepReport, StepStats
 from inflight_engine.models.checkpoints.source import resolve
 from inflight_engine.models.tokens.tokenizer import load_tokenizer
+from inflight_engine.models.version import digest_of
 from inflight_engine.request import FinishReason
 from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.server.engine.process import EngineProcess
@@ -107,7 +108,9 @@ class _Engine:
         self._decoder = FrameDecoder.for_engine()
         self._steps = 0
         limits = Limits(slots, max(slots, 8192))
-        self._send(EngineReady(limits, RunnerInfo(1 << 20, 16, 8192, 1, 49152, "none", "none", "none", 0.0)))
+        digest = digest_of(resolve(MODEL))
+        facts = RunnerInfo(1 << 20, 16, 8192, 1, 49152, "none", "none", "none", 0.0, digest=digest)
+        self._send(EngineReady(limits, facts))
 
     def _send(self, *messages: EngineReady | StepReport) -> None:
         self._socket.sendall(b"".join(map(encode, messages)))
@@ -149,7 +152,7 @@ def _cpu_seconds(pid: int) -> float:
 def _wait_ready(address: tuple[str, int]) -> None:
     """Waits until the API process has loaded its tokenizer."""
     for _ in range(600):
-        connection = http.client.HTTPConnection(*address)
+        connection = http.client.HTTPConnection(*address, timeout=60)
         connection.request("GET", "/ready")
         if connection.getresponse().status == 200:
             return

@@ -18,6 +18,7 @@ def measured(monkeypatch):
 
     monkeypatch.setattr(startup, "measure_start", measure_start)
     monkeypatch.setattr(startup, "measure_parts", lambda: {"imports": Seconds(2.0, 1.5)})
+    monkeypatch.setattr(startup, "measure_restart", lambda flags: Seconds(float(len(flags)), 0.0))
     return given
 
 
@@ -28,6 +29,9 @@ def test_a_line_for_each_part_has_the_median_of_the_runs_after_the_first(measure
         ["ready", "4.00", "s", "6.00", "s", "of", "CPU"],
         ["first", "answer", "0.10", "s"],
         ["imports", "2.00", "s", "1.50", "s", "of", "CPU"],
+        ["killed", "engine", "to", "next", "token", "4.00", "s"],
+        ["killed", "engine", "to", "next", "token,", "spare", "4.00", "s"],
+        ["killed", "engine", "to", "next", "token,", "spare,", "kept", "weights", "6.00", "s"],
     ]
     assert measured == [["--dtype", "float32"]] * 4
 
