@@ -15,8 +15,8 @@ import torch.nn.functional as F
 
 from inflight_engine.models.checkpoints.config import UnsupportedModelError
 from inflight_engine.models.checkpoints.shape import ModelShape
-from inflight_engine.models.checkpoints.source import ModelFiles
-from inflight_engine.models.checkpoints.transformers_config import TransformersConfig, first_line, fix_rope
+from inflight_engine.models.checkpoints.source import ModelFiles, first_line
+from inflight_engine.models.checkpoints.transformers_config import TransformersConfig, fix_rope
 from inflight_engine.models.checkpoints.weight_source import check_shape
 from inflight_engine.models.protocol import Attention
 

@@ -167,7 +167,7 @@ def _from_hub(source: str, name: str, revision: str, cache: ModelCache | None) -
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         raise ModelSourceError(
             f"hub not reachable for model source {source}, and its files are not in the local cache "
-            f"({_first_line(error)}): check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or give a folder"
+            f"({first_line(error)}): check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or give a folder"
         ) from error
     return _from_folder(source, folder)
 
@@ -192,5 +192,6 @@ def _complete_snapshot(name: str, revision: str) -> Path | None:
     return folder if all(path.is_file() for path in needed) else None
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return the first line of an exception's message, or the name of its type where it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -17,7 +17,7 @@ import torch
 
 from inflight_engine.models.checkpoints.config import UnsupportedModelError, read_json
 from inflight_engine.models.checkpoints.shape import ModelShape
-from inflight_engine.models.checkpoints.source import ModelFiles
+from inflight_engine.models.checkpoints.source import ModelFiles, first_line
 
 _OBSERVER = "inflight-observer"
 """Name of the attention function that notes its calls."""
@@ -162,11 +162,6 @@ def _observe(config: Any, architecture: str) -> list[_Call]:
             f"function ({type(error).__name__}: {first_line(error)})"
         ) from error
     return _notes.calls
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an exception's message, cut to fit a sentence."""
-    return (str(error).strip() or "no message").splitlines()[0]
 
 
 def _note_attention(

@@ -20,7 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from inflight_engine.models.checkpoints.source import ModelSourceError
+from inflight_engine.models.checkpoints.source import ModelSourceError, first_line
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -87,7 +87,7 @@ class Store:
         try:
             self._store = _open(source)
         except Exception as error:  # obstore's own have only this in common
-            raise ModelSourceError(f"model source {source} cannot be opened: {_first_line(error)}") from error
+            raise ModelSourceError(f"model source {source} cannot be opened: {_public_line(error)}") from error
 
     def files(self) -> dict[str, RemoteFile]:
         """Find the files of the model: configuration, tokenizer and weights.
@@ -183,7 +183,7 @@ class Store:
                     raise final from error
                 if time.monotonic() - started > _GIVE_UP_SECONDS:
                     raise ModelSourceError(
-                        f"model source {self.source}: {what} cannot be read ({_first_line(error)}): check the "
+                        f"model source {self.source}: {what} cannot be read ({_public_line(error)}): check the "
                         "network, the endpoint and the credentials"
                     ) from error
                 time.sleep(wait * random.uniform(0.5, 1.0))
@@ -204,7 +204,7 @@ class Store:
         if status == 412:
             return ModelSourceError(self._changed(what))
         if status is not None and 400 <= status < 500 and status not in _TRIED_AGAIN:
-            return ModelSourceError(f"{source}: the store refuses {what}: {_first_line(error)}")
+            return ModelSourceError(f"{source}: the store refuses {what}: {_public_line(error)}")
         if "NotPartial" in str(error) or "RangeNotSupported" in str(error):
             return ModelSourceError(f"{source}: the server does not answer requests for ranges of {what}")
         return None
@@ -302,6 +302,6 @@ def _quoted(etag: str | None) -> str | None:
     return etag if etag is None or etag.startswith(('"', "W/")) else f'"{etag}"'
 
 
-def _first_line(error: BaseException) -> str:
+def _public_line(error: BaseException) -> str:
     """Return the first line of a message, without the query of a URL, which may hold a signature."""
-    return _QUERY.sub("", (str(error).strip() or type(error).__name__).splitlines()[0])[:300]
+    return _QUERY.sub("", first_line(error))[:300]
