@@ -63,7 +63,9 @@ class Traffic:
 class Measured:
     """Sums over the rounds of one engine. `hits`, `queries`: prompt tokens."""
 
-    ttft: list[float] = field(default_factory=list)
+    first_ttft: list[float] = field(default_factory=list)
+    """Seconds to the first token in the first turns, whose prompts no tier can hold."""
+    later_ttft: list[float] = field(default_factory=list)
     seconds: float = 0.0
     tokens: int = 0
     hits: int = 0
@@ -74,11 +76,13 @@ class Measured:
     to_disk: int = 0
 
     def row(self, name: str) -> dict[str, Any]:
-        p50, p95 = np.percentile(self.ttft, (50, 95)) * 1e3
+        ttft = {"all": self.first_ttft + self.later_ttft, "later_turns": self.later_ttft}
         return {
             "engine": name,
-            "ttft_p50_ms": round(float(p50), 1),
-            "ttft_p95_ms": round(float(p95), 1),
+            "ttft_ms": {
+                turns: {f"p{at}": round(float(np.percentile(seconds, at)) * 1e3, 1) for at in (50, 95)}
+                for turns, seconds in ttft.items()
+            },
             "output_tokens_per_s": round(self.tokens / self.seconds, 1),
             "hit_rate": round(self.hits / self.queries, 3),
             "blocks_loaded": self.loaded,
@@ -108,7 +112,7 @@ class Conversing:
 
     def warm_up(self, prompt: Sequence[int]) -> None:
         """Compute something, and forget how long it took."""
-        self._answer([prompt])
+        self._answer([prompt], [])
         self.measured = Measured()
 
     def converse(self, traffic: Traffic, seed: int) -> list[list[int]]:
@@ -119,9 +123,10 @@ class Conversing:
         for turn in range(traffic.turns):
             # Users answer in any order: in the same one each time, what comes next would be what was just given up.
             order = rng.sample(texts, len(texts))
+            ttft = self.measured.later_ttft if turn else self.measured.first_ttft
             for first in range(0, len(order), traffic.at_once):
                 some = order[first : first + traffic.at_once]
-                for text, answer in zip(some, self._answer(some), strict=True):
+                for text, answer in zip(some, self._answer(some, ttft), strict=True):
                     text += answer
                     if turn < traffic.turns - 1:
                         text += _tokens(rng, NEW_TOKENS)
@@ -132,7 +137,8 @@ class Conversing:
             setattr(measured, name, getattr(measured, name) + count)
         return texts
 
-    def _answer(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    def _answer(self, prompts: Sequence[Sequence[int]], ttft: list[float]) -> list[list[int]]:
+        """Return the answers; `ttft` gets the seconds to the first token of each."""
         first, sent = self._next_id, time.perf_counter()
         for prompt in prompts:
             tokens = np.array(prompt, np.int32).tobytes()
@@ -155,7 +161,7 @@ class Conversing:
             for slot, token_id in zip(slots.tolist(), token_ids.tolist(), strict=True):
                 answer = answers[owner[slot]]
                 if not answer:
-                    self.measured.ttft.append(now - sent)
+                    ttft.append(now - sent)
                 answer.append(token_id)
         self.measured.tokens += sum(map(len, answers))
         return answers
