@@ -109,6 +109,12 @@ class DiskThread:
         """Blocks that are to be read."""
         return sum(len(each.hashes) for each in list(self._reads))
 
+    @property
+    def busy(self) -> bool:
+        """Blocks are to be read or written, or were read and not taken."""
+        writing = self._store is not None and bool(self._writes)
+        return writing or bool(self._reads or self._results)
+
     def has(self, block_hash: bytes) -> bool:
         """Return whether the disk has a block."""
         return self._store is not None and self._store.has(block_hash)

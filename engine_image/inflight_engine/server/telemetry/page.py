@@ -29,12 +29,14 @@ class Gauges:
     Attributes:
         waiting: requests that were never admitted, by class.
         revision: of the limits in force.
+        asleep: the engine has given back its KV cache.
     """
 
     load: Load
     waiting: Mapping[str, int]
     draining: bool
     revision: int = 0
+    asleep: bool = False
 
 
 HOST_TIER, DISK_TIER = "host", "disk"
@@ -153,6 +155,7 @@ def _engine_state(page: Families, demand: Demand, now: Gauges) -> None:
         demand.predicted_seconds(load),
     )
     page.gauge(*shared.DRAINING, float(now.draining))
+    page.gauge(*shared.ASLEEP, float(now.asleep))
 
 
 def _tiers(page: Families, counts: Counts, load: Load, tiers: Collection[str]) -> None:
