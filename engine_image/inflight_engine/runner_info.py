@@ -19,6 +19,7 @@ class RunnerInfo(msgspec.Struct, frozen=True):
         load_seconds: from the beginning of loading until the first step can run.
         memory_left: bytes of host memory that can be taken beside the KV cache, `num_host_blocks` and what is set aside
             for activations and the API process.
+        cache_problem: why weights were read from their source although there is a model cache; empty if they were not.
     """
 
     num_blocks: int
@@ -34,6 +35,7 @@ class RunnerInfo(msgspec.Struct, frozen=True):
     copy_tokens_per_second: float | None = None
     memory_left: int = 0
     digest: str = ""
+    cache_problem: str = ""
 
     @property
     def num_cache_tokens(self) -> int:

@@ -44,6 +44,7 @@ from inflight_engine.models.checkpoints.source import ModelFiles, resolve_config
 from inflight_engine.models.checkpoints.transformers_config import TransformersConfig
 from inflight_engine.models.parallel import ALONE, Parallel
 from inflight_engine.models.protocol import Model
+from inflight_engine.models.remote.cache import first_problem
 from inflight_engine.models.version import digest_of
 from inflight_engine.runner_info import RunnerInfo
 from inflight_settings.engine import EngineConfig
@@ -92,6 +93,7 @@ def build_runner(config: EngineConfig, parallel: Parallel = ALONE, grammars: Gra
         load_seconds=time.monotonic() - started,
         memory_left=max(0, parallel.size * (available - swap_bytes) - POD_MEMORY_RESERVE),
         digest=digest_of(target.files),
+        cache_problem=first_problem(),
     )
     return Runner(
         info,
