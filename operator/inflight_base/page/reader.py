@@ -37,6 +37,7 @@ TTFT = "vllm:time_to_first_token_seconds"
 TPOT = "vllm:request_time_per_output_token_seconds"
 STEP_COST = "inflight_step_cost_seconds"
 STEP_COST_CURVE = "inflight_step_cost_curve_seconds"
+WEIGHTS_SECONDS = "inflight_weights_seconds"
 ARRIVED_SQUARES = "inflight_arrived_prompt_tokens_squared_total"
 REJECTIONS = "inflight_admission_rejections_total"
 

@@ -135,6 +135,7 @@ def _view(pod: Pod, now: float) -> PodView:
         ready=ready,
         deleting=pod.draining,
         image=_IMAGE,
+        scheduled_since=epoch + pod.created_s,
         running_since=epoch + pod.created_s,
         ready_since=epoch + pod.starts_s if ready else None,
         unready_since=None if ready else epoch + pod.created_s,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
+from inflight_operator.decide.replicas.start_up import Elsewhere
 from inflight_operator.decide.tuning.types import Slo
 from inflight_operator.reconcile.policy import policy_of
 from inflight_operator.reconcile.reconciler import ReconcilerSettings
@@ -45,7 +46,8 @@ def test_it_orders_replicas_within_the_bounds_and_says_why():
 def test_pods_that_were_there_before_taught_it_the_start_up_time():
     operator = autopilot.Autopilot(CONFIG)
     run_fleet(LOAD, CONFIG, [operator])
-    assert operator._memory.startups.usual == 20.0
+    lead = operator._memory.startups.lead_time([], Elsewhere())
+    assert lead.phases.total == 20.0
 
 
 def test_its_service_is_told_what_prompts_add_to_their_target_as_its_engines_are():
