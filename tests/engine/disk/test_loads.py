@@ -200,7 +200,7 @@ def test_a_request_waits_where_the_measured_disk_is_faster_than_computing(second
 @pytest.mark.parametrize("preemption", ["auto", "swap"])
 @pytest.mark.parametrize(("stalled", "waits"), [(0.0, True), (1.5, True), (2.5, False), (70.0, False), (1e6, False)])
 def test_no_request_waits_for_a_disk_that_hangs_longer_than_computing_takes(preemption, stalled, waits):
-    """What it reads, and what it would read: 10 blocks each, which are computed in 2 s."""
+    """Neither for blocks that it reads nor for others: 10 each, which are computed in 2 s."""
     waiting = Waiting(preemption=preemption)
     waiting.scheduler.offload.rates = LoadRates(prefill=20.0, copy=1e6)
     waiting.thread.read_at = waiting.now
