@@ -67,6 +67,7 @@ def build_runner(config: EngineConfig, parallel: Parallel = ALONE, grammars: Gra
     target = choose_target(config)
     backend, spec = choose_attention(config, target, parallel)  # before the weights, which may take minutes
     model = load_model(config, target.files, target.model_config, target.dtype, target.device, parallel)
+    weights_seconds = time.monotonic() - started
     spec = choose_kv_scales(target, spec, model, parallel)
     graph_shapes = choose_graph_shapes(config, target.device)
     spec = size_cache(config, spec, model, backend, graph_shapes, parallel)
@@ -90,6 +91,7 @@ def build_runner(config: EngineConfig, parallel: Parallel = ALONE, grammars: Gra
         num_host_blocks=host_cache.num_blocks,
         copy_tokens_per_second=host_cache.measure_copy_rate(spec.num_blocks) if host_cache.num_blocks else None,
         load_seconds=time.monotonic() - started,
+        weights_seconds=weights_seconds,
         memory_left=max(0, parallel.size * (available - swap_bytes) - POD_MEMORY_RESERVE),
         digest=digest_of(target.files),
     )

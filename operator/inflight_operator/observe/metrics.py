@@ -117,6 +117,7 @@ class Sample(Counters):
         cost: cost model of a step, as fitted by the engine.
         cost_error: median relative error of `cost`.
         cost_steps: steps that `cost` was fitted to.
+        weights_seconds: seconds that the engine took to read the model at its start.
         digest: version of the engine's model; empty if not reported.
         plugin_problem: why the plugin does not change the vLLM server that it runs in; empty if it does.
     """
@@ -136,6 +137,7 @@ class Sample(Counters):
     cost: Annotated[CostModel | None, Page.cost, reader.STEP_COST, reader.STEP_COST_CURVE] = None
     cost_error: Annotated[float | None, Page.largest, "inflight_step_cost_error_ratio"] = None
     cost_steps: Annotated[float, Page.total, "inflight_step_cost_steps"] = 0.0
+    weights_seconds: Annotated[float | None, Page.positive, reader.WEIGHTS_SECONDS] = None
 
     plugin_problem: str = ""
     digest: str = ""

@@ -37,7 +37,7 @@ from inflight_operator.reconcile.plan import Plan
 from inflight_operator.reconcile.replicas import Scaled, scale
 from inflight_operator.reconcile.snapshot import Snapshot, deployment_view
 from inflight_operator.reconcile.upgrades import Template, decide_template
-from inflight_operator.reconcile.views import measured
+from inflight_operator.reconcile.views import lead_time, measured
 from inflight_operator.render.inference_pool import INFERENCE_POOL_API
 from inflight_operator.render.networkpolicy import clients_ignored
 from inflight_operator.render.plan import ChildPlan
@@ -95,6 +95,7 @@ def decide(snapshot: Snapshot, memory: Memory) -> Plan:
         measured=measurements,
         blocked=scaled.blocked,
         sizing=scaled.sizing,
+        lead_time=lead_time(snapshot, memory.startups, pods),
         push=behind,
         deletion_costs=_deletion_costs(snapshot, memory),
         decisions=_decisions(snapshot, memory, scaling, (*by_hand.changes, *tuned.changes)),
@@ -121,7 +122,14 @@ def _brought_up_to(snapshot: Snapshot, memory: Memory) -> Memory:
         memory = replace(memory, limits=replace(memory.limits, revision=memory.first_revision))
     listed = any(pod.serves and pod.uid in snapshot.listed for pod in snapshot.pods)
     since = memory.routed_since if memory.routed_since is not None else snapshot.now
-    startups = memory.startups.with_pods(snapshot.pods)
+    startups = memory.startups.with_pods(
+        snapshot.policy.engine,
+        snapshot.pods,
+        snapshot.listed,
+        snapshot.fresh,
+        snapshot.policy.startup_limit,
+        snapshot.at.timestamp(),
+    )
     since_listed = since if listed else None
     return replace(memory, startups=startups, routed_since=since_listed, digests=_digests(snapshot, memory))
 

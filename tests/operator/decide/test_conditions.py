@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from inflight_operator.decide.replicas.start_up import StartUps
 from inflight_operator.decide.status.conditions import (
     DeploymentView,
     Finding,
@@ -13,7 +14,7 @@ from inflight_operator.decide.status.conditions import (
     unreadable,
 )
 from inflight_operator.decide.status.pod_problems import ServiceFacts, pod_problem
-from inflight_operator.decide.status.pods import Pods, StartUps, classify
+from inflight_operator.decide.status.pods import Pods, classify
 from inflight_operator.observe.pods import pod_view
 from tests.operator.fakes import pod_body
 
