@@ -163,7 +163,7 @@ def choose_attention(
         cache_dtype=_cache_dtype(config.kv_cache_dtype, target.dtype, target.device),
         device=target.device,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_batched_tokens=config.capacity(target.device.type).max_num_batched_tokens,
         max_model_len=target.max_model_len,
         batch_invariant=config.batch_invariant,
     )
@@ -195,7 +195,7 @@ def choose_graph_shapes(config: EngineConfig, device: torch.device) -> tuple[Ste
     """Return the shapes of steps that get a CUDA graph, ascending; empty without graphs."""
     if device.type != "cuda" or config.enforce_eager:
         return ()
-    return graph_shapes(config.max_num_seqs, config.max_num_batched_tokens)
+    return graph_shapes(config.max_num_seqs, config.capacity(device.type).max_num_batched_tokens)
 
 
 def size_cache(
