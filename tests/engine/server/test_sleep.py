@@ -29,7 +29,7 @@ def _token(monkeypatch):
 
 
 async def states(fake):
-    """What the page, the metric and the health of the engine say."""
+    """Returns the states that the page, the metric and the readiness of the engine show."""
     page = (await fake.http.get("/v1/runtime_config")).json()["state"]
     metrics = (await fake.http.get("/metrics")).text
     (value,) = [line.split()[-1] for line in metrics.splitlines() if line.startswith("inflight_asleep{")]

@@ -40,8 +40,8 @@ class RuntimeConfigChange(BaseModel):
 
 @router.get("/v1/runtime_config")
 async def runtime_config(service: ServiceOf) -> Response:
-    """Whether the engine sleeps, capacities, live limits and their revision, the shape of the KV cache, and how
-    requests are scheduled and sampled by default."""
+    """State (awake or asleep), capacities, live limits and their revision, the shape of the KV cache, and how requests
+    are scheduled and sampled by default."""
     session = service.session
     if session.runtime.limits is None or session.ready is None:
         raise session.not_ready()

@@ -10,7 +10,7 @@ from inflight_engine.server.engine.calls import EngineCalls
 
 
 class Sleeping:
-    """Whether the engine process sleeps, and when it should.
+    """State of the engine process, awake or asleep, and the time when it should sleep.
 
     A request wakes it, and needs no call before: the engine reads messages in their order, so it has slept before it
     gets a request that was sent later, and does not sleep while it has one that was sent before.
