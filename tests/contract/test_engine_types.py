@@ -43,6 +43,7 @@ OTHER_VALUES = {
     "engine.tracing.samplingRatio": 0.5,
     "engine.logs.format": "json",
     "engine.logs.accessLog": True,
+    "scaling.sleep": {"after": "5m"},
 }
 
 

@@ -127,9 +127,11 @@ class FakeEngine:
     silent: bool = False
     foreign: bool = False
     digest: str = ""
+    asleep: int = 0
 
     def sample(self):
-        sample = replace(self.model.sample(), revision=self.revision, capacity=self.capacity, digest=self.digest)
+        own = {"revision": self.revision, "capacity": self.capacity, "digest": self.digest, "asleep": self.asleep}
+        sample = replace(self.model.sample(), **own)
         return replace(sample, limits=None, capacity=None, revision=None) if self.foreign else sample
 
 
