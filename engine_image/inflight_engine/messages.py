@@ -90,6 +90,19 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     runner: RunnerInfo
 
 
+class Loading(msgspec.Struct, frozen=True, tag=True):
+    """The model's weights are being read. Sent about once a second until `EngineReady`.
+
+    Attributes:
+        read_bytes, total_bytes: that were read, and all of them.
+        seconds: since reading began.
+    """
+
+    read_bytes: int
+    total_bytes: int
+    seconds: float
+
+
 class Admission(msgspec.Struct, frozen=True, array_like=True):
     """A request left the waiting queue for a slot: at first, or again after a preemption.
 
@@ -250,5 +263,5 @@ class EngineFailed(msgspec.Struct, frozen=True, tag=True):
 
 ToEngine: TypeAlias = AddRequest | CancelRequest | Configure | StepCost | FlushRecord | Shutdown
 FromEngine: TypeAlias = (
-    EngineReady | LongStep | Starting | StepReport | Configured | RecordFlushed | BlocksChanged | EngineFailed
+    Loading | EngineReady | LongStep | Starting | StepReport | Configured | RecordFlushed | BlocksChanged | EngineFailed
 )

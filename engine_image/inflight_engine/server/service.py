@@ -114,7 +114,8 @@ class Service:
         self.registry.count_outputs()
         self.admission.demand.output_lengths.forget(time.monotonic())
         revision = self.session.runtime.revision
-        return Gauges(self.registry.load(), self.admission.waiting.by_class, self.draining, revision)
+        loading = self.session.loading
+        return Gauges(self.registry.load(), self.admission.waiting.by_class, self.draining, revision, loading)
 
 
 def _tiers(engine: EngineConfig) -> list[str]:

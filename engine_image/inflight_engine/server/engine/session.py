@@ -17,6 +17,7 @@ from inflight_engine.messages import (
     EngineFailed,
     EngineReady,
     FromEngine,
+    Loading,
     LongStep,
     RecordFlushed,
     Shutdown,
@@ -69,6 +70,7 @@ class EngineSession:
         failed_while: the phase before that.
         first_ready: the first engine process has loaded the model.
         ready: report of the latest engine process after loading.
+        loading: what the engine process has read of the weights; None while it does not load, or not known.
         lost: set when a new engine process has to be started.
         lost_at: when the latest engine process was lost, seconds on the monotonic clock.
         taken_over: the process that loads the model was a spare one. If it is killed, another one is started.
@@ -87,6 +89,7 @@ class EngineSession:
         self.failed_while = Phase.LOADING
         self.first_ready: asyncio.Future[EngineReady] = loop.create_future()
         self.ready: EngineReady | None = None
+        self.loading: Loading | None = None
         self.lost = asyncio.Event()
         self.lost_at = 0.0
         self.taken_over = False
@@ -150,6 +153,8 @@ class EngineSession:
                 self.stats = message.stats
                 self.progress.reported(message.step, now)
                 self.listener.received(message, now)
+            case Loading():
+                self.loading = message
             case LongStep():
                 self.progress.announced(message, now)
             case Starting():
@@ -177,6 +182,7 @@ class EngineSession:
         if self._shut_down:
             return
         self.link.cut()
+        self.loading = None
         now = time.monotonic()
         if self.phase is Phase.RESTARTING and self.taken_over and why is None:
             log.error("the spare engine process is gone while it took over; another one is started")
@@ -204,7 +210,7 @@ class EngineSession:
         if self.ready is not None and ready.runner.digest != self.ready.runner.digest:
             self.fail("the model's files have changed since this server first read them: start it again")
             return
-        self.ready = ready
+        self.ready, self.loading = ready, None
         self.progress = Progress(time.monotonic())
         self.link.open = True
         if self.kv_events is not None:

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from inflight_contract import metrics as shared
 from inflight_cost.model import TERMS
-from inflight_engine.messages import StepCost
+from inflight_engine.messages import Loading, StepCost
 from inflight_engine.server.admission.demand import Demand, Load
 from inflight_engine.server.requests.counts import ClassCounts, Counts, StepParts
 from inflight_engine.server.telemetry.exchange import SpanCounts
@@ -29,12 +29,14 @@ class Gauges:
     Attributes:
         waiting: requests that were never admitted, by class.
         revision: of the limits in force.
+        loading: progress of a load; None while the engine does not load.
     """
 
     load: Load
     waiting: Mapping[str, int]
     draining: bool
     revision: int = 0
+    loading: Loading | None = None
 
 
 HOST_TIER, DISK_TIER = "host", "disk"
@@ -150,6 +152,14 @@ def _engine_state(page: Families, demand: Demand, now: Gauges) -> None:
             runner.weights_seconds,
         )
         page.gauge(*shared.KV_CACHE_TOKENS, runner.num_cache_tokens)
+    if now.loading is not None:
+        page.gauge("inflight_loading_read_bytes", "Bytes of the weights that were read.", now.loading.read_bytes)
+        page.gauge(
+            "inflight_loading_total_bytes",
+            "Bytes of the weights that the engine reads. There while it loads.",
+            now.loading.total_bytes,
+        )
+        page.gauge("inflight_loading_seconds", "Seconds since it began to read them.", now.loading.seconds)
     page.gauge(*shared.WAITING_PROMPT_TOKENS, load.waiting_tokens)
     page.gauge(
         "inflight_predicted_queue_seconds",
