@@ -127,9 +127,12 @@ class FakeEngine:
     silent: bool = False
     foreign: bool = False
     digest: str = ""
+    loading: tuple = (None, None, None)
 
     def sample(self):
         sample = replace(self.model.sample(), revision=self.revision, capacity=self.capacity, digest=self.digest)
+        names = ("loading_read_bytes", "loading_total_bytes", "loading_seconds")
+        sample = replace(sample, **dict(zip(names, self.loading, strict=True)))
         return replace(sample, limits=None, capacity=None, revision=None) if self.foreign else sample
 
 

@@ -385,6 +385,9 @@ async def test_while_loading_health_is_fine_and_requests_are_told_to_come_back(m
     assert 'inflight_loading_read_bytes{model_name="fake"} 3.2e+09' in page
     assert 'inflight_loading_total_bytes{model_name="fake"} 1.6e+10' in page
     assert 'inflight_loading_seconds{model_name="fake"} 20.0' in page
+    fake.engine.send(READY)
+    await fake.service.session.first_ready
+    assert 'inflight_loading_read_bytes{model_name="fake"} 1.6e+10' in (await fake.http.get("/metrics")).text
     assert ready.status_code == 503
     assert "to load" in ready.json()["reason"]
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "loading")

@@ -9,6 +9,8 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from msgspec import structs
+
 from inflight_contract.errors import ApiError
 from inflight_engine.messages import (
     SHORT_STEP_SECONDS,
@@ -70,7 +72,7 @@ class EngineSession:
         failed_while: the phase before that.
         first_ready: the first engine process has loaded the model.
         ready: report of the latest engine process after loading.
-        loading: what the engine process has read of the weights; None while it does not load, or not known.
+        loading: what the engine process has read of the weights; None before it begins, or if it does not say so.
         lost: set when a new engine process has to be started.
         lost_at: when the latest engine process was lost, seconds on the monotonic clock.
         taken_over: the process that loads the model was a spare one. If it is killed, another one is started.
@@ -210,7 +212,9 @@ class EngineSession:
         if self.ready is not None and ready.runner.digest != self.ready.runner.digest:
             self.fail("the model's files have changed since this server first read them: start it again")
             return
-        self.ready, self.loading = ready, None
+        self.ready = ready
+        if self.loading is not None:
+            self.loading = structs.replace(self.loading, read_bytes=self.loading.total_bytes)
         self.progress = Progress(time.monotonic())
         self.link.open = True
         if self.kv_events is not None:

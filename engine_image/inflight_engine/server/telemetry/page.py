@@ -29,7 +29,7 @@ class Gauges:
     Attributes:
         waiting: requests that were never admitted, by class.
         revision: of the limits in force.
-        loading: progress of a load; None while the engine does not load.
+        loading: progress of the engine process's load; None if it does not say so.
     """
 
     load: Load
@@ -153,13 +153,21 @@ def _engine_state(page: Families, demand: Demand, now: Gauges) -> None:
         )
         page.gauge(*shared.KV_CACHE_TOKENS, runner.num_cache_tokens)
     if now.loading is not None:
-        page.gauge("inflight_loading_read_bytes", "Bytes of the weights that were read.", now.loading.read_bytes)
+        page.gauge(
+            "inflight_loading_read_bytes",
+            "Bytes of the weights that the engine process has read.",
+            now.loading.read_bytes,
+        )
         page.gauge(
             "inflight_loading_total_bytes",
-            "Bytes of the weights that the engine reads. There while it loads.",
+            "Bytes of the weights; no series for GGUF, transformers' modules and weights that outlived a process.",
             now.loading.total_bytes,
         )
-        page.gauge("inflight_loading_seconds", "Seconds since it began to read them.", now.loading.seconds)
+        page.gauge(
+            "inflight_loading_seconds",
+            "Seconds from the begin of the reading to the latest report of it.",
+            now.loading.seconds,
+        )
     page.gauge(*shared.WAITING_PROMPT_TOKENS, load.waiting_tokens)
     page.gauge(
         "inflight_predicted_queue_seconds",
