@@ -110,6 +110,18 @@ def test_a_pod_that_loads_names_its_start_up_limit():
     ]
 
 
+def test_a_pod_that_loads_for_long_says_how_far_it_is():
+    loading = [{"pod": "chat-1", "bytes": 4, "totalBytes": 16, "bytesPerSecond": 1, "summary": "4 GB of 16 GB"}]
+    (said,) = waits(service(desiredReplicas=1, loading=loading), [pod("chat-1", ready=False)])
+    assert said.startswith("chat-1 loads its model since 9m on node-1: 4 GB of 16 GB; the container is restarted")
+
+
+def test_the_lead_time_of_a_replica_is_said_by_phase():
+    said = "a new replica takes about 6.3s: scheduled 300ms"
+    assert f"lead time: {said}" in act(service(startUp={"summary": said, "seconds": 6.3}))
+    assert "lead time" not in act(service())
+
+
 def test_an_operator_that_has_not_seen_the_newest_spec_is_waited_for():
     newer = body()
     newer["metadata"]["generation"] = 2

@@ -222,6 +222,8 @@ def service_values(snapshot: Snapshot, plan: Plan) -> ServiceValues:
         cost_per_hour=None if policy.price is None else policy.price * len(snapshot.replicas),
         currency=policy.currency,
         gateway=snapshot.gateway,
+        lead_time=None if plan.lead_time.basis == "Default" else plan.lead_time.phases,
+        loading_left=max((one.left for one in snapshot.loading.values() if one.left is not None), default=None),
         asleep=None if policy.idle_timeout is None else plan.replicas == 0,
         engine=policy.engine_type.kind,
     )
