@@ -29,6 +29,7 @@ class Gauges:
     Attributes:
         waiting: requests that were never admitted, by class.
         revision: of the limits in force.
+        asleep: the engine has given back its KV cache.
         loading: progress of the engine process's load; None if it does not say so.
     """
 
@@ -36,6 +37,7 @@ class Gauges:
     waiting: Mapping[str, int]
     draining: bool
     revision: int = 0
+    asleep: bool = False
     loading: Loading | None = None
 
 
@@ -183,6 +185,7 @@ def _engine_state(page: Families, demand: Demand, now: Gauges) -> None:
         demand.predicted_seconds(load),
     )
     page.gauge(*shared.DRAINING, float(now.draining))
+    page.gauge(*shared.ASLEEP, float(now.asleep))
 
 
 def _tiers(page: Families, counts: Counts, load: Load, tiers: Collection[str]) -> None:
