@@ -94,6 +94,11 @@ class DiskLoads:
             return True
         return bool(self._waiting) and min(each.until for each in self._waiting.values()) <= self._clock()
 
+    @property
+    def busy(self) -> bool:
+        """Blocks are on their way between host memory and the disk."""
+        return bool(self._waiting or self._unsent or self._reads) or self.thread.busy
+
     def put(self, request: Request) -> bool:
         """Take a request whose blocks are hashed, if it should wait; False: it finds nothing on the disk, or is faster
         without it."""

@@ -15,7 +15,7 @@ from inflight_operator.decide.replicas.autopilot import DemandMemory
 from inflight_operator.decide.replicas.foreign_fit import ForeignFit
 from inflight_operator.decide.replicas.scaling import ScalingDecision
 from inflight_operator.decide.rollouts import releases
-from inflight_operator.decide.status.conditions import Finding, Metrics, Status, find_conditions, held
+from inflight_operator.decide.status.conditions import Finding, Metrics, Status, find_conditions, held, uncached
 from inflight_operator.decide.status.gateway_conditions import GatewayFacts, pool_condition, with_gateway
 from inflight_operator.decide.status.pods import Pods, classify
 from inflight_operator.decide.status.sentences import sentence
@@ -237,6 +237,8 @@ def _findings(
         _scaling_finding(snapshot, scaled.decision),
         _tuning_finding(snapshot, memory, pods, behind),
     )
+    problems = [sample.cache_problem for sample in snapshot.fresh.values() if sample.cache_problem]
+    findings = uncached(findings, problems, len(pods.ready))
     if snapshot.service.spec.gateway.enabled:
         findings = with_gateway(findings, _gateway_facts(snapshot, memory, scaled))
     if snapshot.service.spec.gateway.inference_pool.enabled:

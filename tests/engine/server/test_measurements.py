@@ -68,6 +68,7 @@ OWN = {
     "inflight_slots_wasted_ratio": "gauge",
     "inflight_admission_rejections_total": "counter",
     "inflight_requests_cancelled_total": "counter",
+    "inflight_asleep": "gauge",
     "inflight_draining": "gauge",
     "inflight_engine_restarts_total": "counter",
     "inflight_step_out_of_memory_total": "counter",
