@@ -6,7 +6,9 @@ import pytest
 from prometheus_client import generate_latest
 
 from inflight_base.kube.errors import KubeApiError
+from inflight_operator.reconcile import reconciler
 from inflight_operator.reconcile.execute import Executor, ExecutorState
+from inflight_operator.reconcile.policy import policy_of
 from inflight_settings.limits import Limits
 from tests.operator.fakes import KEY, delete, service_body
 from tests.operator.reconcile.world import SMALL
@@ -35,6 +37,24 @@ async def test_a_steady_state_makes_no_calls(world):
         await world.round()
         quiet += world.api.calls
     assert quiet == []
+
+
+async def test_a_spec_is_read_once_whatever_statuses_are_written(world, monkeypatch):
+    read = []
+    monkeypatch.setattr(
+        reconciler, "policy_of", lambda asked, settings: read.append(asked) or policy_of(asked, settings)
+    )
+    world.service()
+    await world.round()
+    world.pod(1)
+    for _ in range(3):
+        await world.round()
+    assert world.status["readyReplicas"] == 1
+    assert len(read) == 1
+    world.service(spec={"scaling": {"maxReplicas": 3}}, status=world.status, generation=2)
+    await world.round()
+    assert len(read) == 2
+    assert world.status["observedGeneration"] == 2
 
 
 async def test_ready_is_reported_by_one_event_for_each_transition(world):
