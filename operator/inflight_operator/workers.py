@@ -134,12 +134,11 @@ class Busy(Generic[Result]):
 class WorkerSettings:
     """Attributes:
     interval: seconds between two rounds of a service.
-    concurrency: services worked on at once. Many: a round whose writes the API server takes seconds for, as for the
-        addresses of many Services at once, must not keep those of other services waiting.
+    concurrency: services worked on at once.
     """
 
     interval: float = 3.0
-    concurrency: int = 256
+    concurrency: int = 64
 
 
 class Workers:
