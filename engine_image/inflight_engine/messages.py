@@ -79,6 +79,13 @@ class FlushRecord(msgspec.Struct, frozen=True, tag=True):
     call_id: int
 
 
+class Sleep(msgspec.Struct, frozen=True, tag=True):
+    """Give back the memory of the KV cache, if there is nothing to do. Answered by `Slept`. The next request wakes the
+    engine."""
+
+    call_id: int
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Leave the loop and exit 0."""
 
@@ -236,6 +243,18 @@ class RecordFlushed(msgspec.Struct, frozen=True, tag=True):
     call_id: int
 
 
+class Slept(msgspec.Struct, frozen=True, tag=True):
+    """Answers `Sleep`.
+
+    Attributes:
+        stats: of an engine that gave the cache back; None: it has requests, or blocks on their way to or from the disk,
+            and goes on with its cache.
+    """
+
+    call_id: int
+    stats: StepStats | None
+
+
 class BlocksChanged(msgspec.Struct, frozen=True, tag=True):
     """Blocks can be found by content from now on, or are lost, in order; where `EngineConfig.block_events` is set."""
 
@@ -248,7 +267,7 @@ class EngineFailed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-ToEngine: TypeAlias = AddRequest | CancelRequest | Configure | StepCost | FlushRecord | Shutdown
+ToEngine: TypeAlias = AddRequest | CancelRequest | Configure | StepCost | FlushRecord | Sleep | Shutdown
 FromEngine: TypeAlias = (
-    EngineReady | LongStep | Starting | StepReport | Configured | RecordFlushed | BlocksChanged | EngineFailed
+    EngineReady | LongStep | Starting | StepReport | Configured | RecordFlushed | Slept | BlocksChanged | EngineFailed
 )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from inflight_contract.errors import ApiError
 from inflight_engine.messages import (
     SHORT_STEP_SECONDS,
+    AddRequest,
     BlocksChanged,
     Configured,
     EngineFailed,
@@ -20,6 +21,7 @@ from inflight_engine.messages import (
     LongStep,
     RecordFlushed,
     Shutdown,
+    Slept,
     Starting,
     StepReport,
     StepStats,
@@ -29,6 +31,7 @@ from inflight_engine.server.engine.calls import EngineCalls
 from inflight_engine.server.engine.link import EngineLink
 from inflight_engine.server.engine.phase import Phase, no_engine, shutting_down
 from inflight_engine.server.engine.runtime_config import RuntimeConfig
+from inflight_engine.server.engine.sleeping import Sleeping
 from inflight_settings.engine import EngineConfig
 from inflight_settings.limits import LimitsInForce
 
@@ -96,6 +99,7 @@ class EngineSession:
         self.link = EngineLink(self.receive, self.lose)
         self.calls = EngineCalls(self.send)
         self.runtime = RuntimeConfig(config.classes, self.calls)
+        self.sleeping = Sleeping(config.sleep_after, self.calls)
         self.kv_events: KVEventPublisher | None = None
         self._restarts = Restarts()
         self._shut_down = False
@@ -129,12 +133,20 @@ class EngineSession:
         """The model is loaded in both processes: the engine takes requests, with these limits."""
         await self.runtime.start(limits, self.first_ready.result().capacity)
         self.phase = Phase.READY
+        self.sleeping.used(time.monotonic())
 
     def send(self, *messages: ToEngine) -> None:
         """Queue messages; dropped while no engine is connected. All or (when one cannot be encoded) none."""
         if not self._busy:
             self.progress.made(time.monotonic())
+        if any(isinstance(message, AddRequest) for message in messages):
+            self.sleeping.used(time.monotonic())
         self.link.send(*messages)
+
+    def sleep_if_due(self, now: float) -> None:
+        """Let the engine sleep if it has had no requests for long enough (`now`: seconds, monotonic)."""
+        if self.phase is Phase.READY and not self._busy and self.sleeping.due(now):
+            self.sleeping.begin()
 
     def shut_down(self) -> None:
         """Ask the engine process to exit, after a drain; the end of its connection is no failure then."""
@@ -148,6 +160,7 @@ class EngineSession:
         match message:
             case StepReport():
                 self.stats = message.stats
+                self.sleeping.used(now)
                 self.progress.reported(message.step, now)
                 self.listener.received(message, now)
             case LongStep():
@@ -160,6 +173,12 @@ class EngineSession:
                 self.calls.answered(message)
             case RecordFlushed():
                 self.progress.made(now)
+                self.calls.answered(message)
+            case Slept():
+                self.progress.made(now)
+                if message.stats is not None:
+                    self.stats = message.stats
+                self.sleeping.answered(message, now)
                 self.calls.answered(message)
             case BlocksChanged():
                 if self.kv_events is not None:
@@ -189,6 +208,7 @@ class EngineSession:
         log.error("%s; another one is started", why or "the engine process is gone")
         self.phase, self.lost_at = Phase.RESTARTING, now
         self.calls.fail(self.not_ready())
+        self.sleeping.used(now)
         stats, self.stats = self.stats, NO_STATS
         self.listener.engine_lost(stats)
         self.lost.set()
@@ -216,6 +236,7 @@ class EngineSession:
         self.listener.engine_ready(ready, restarted=restarted)
         if restarted:
             self.phase = Phase.READY
+            self.sleeping.used(time.monotonic())
         elif not self.first_ready.done():
             self.first_ready.set_result(ready)
 

@@ -29,12 +29,14 @@ class Gauges:
     Attributes:
         waiting: requests that were never admitted, by class.
         revision: of the limits in force.
+        asleep: the engine has given back its KV cache.
     """
 
     load: Load
     waiting: Mapping[str, int]
     draining: bool
     revision: int = 0
+    asleep: bool = False
 
 
 HOST_TIER, DISK_TIER = "host", "disk"
@@ -144,6 +146,18 @@ def _engine_state(page: Families, demand: Demand, now: Gauges) -> None:
                 ("digest",),
                 [((runner.digest,), 1)],
             )
+        if runner.cache_problem:
+            page.gauges(
+                "inflight_model_cache_info",
+                "There is a model cache, and the weights were read from their source nevertheless: the reason.",
+                ("reason",),
+                [((runner.cache_problem,), 1)],
+            )
+        page.gauge(
+            "inflight_weights_seconds",
+            "Seconds that the engine process took to read the weights of the model into memory.",
+            runner.weights_seconds,
+        )
         page.gauge(*shared.KV_CACHE_TOKENS, runner.num_cache_tokens)
     page.gauge(*shared.WAITING_PROMPT_TOKENS, load.waiting_tokens)
     page.gauge(
@@ -153,6 +167,7 @@ def _engine_state(page: Families, demand: Demand, now: Gauges) -> None:
         demand.predicted_seconds(load),
     )
     page.gauge(*shared.DRAINING, float(now.draining))
+    page.gauge(*shared.ASLEEP, float(now.asleep))
 
 
 def _tiers(page: Families, counts: Counts, load: Load, tiers: Collection[str]) -> None:
