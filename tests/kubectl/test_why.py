@@ -5,6 +5,7 @@ from rich.console import Console
 
 from inflight_kubectl.access.events import Event
 from inflight_kubectl.access.resources import Service
+from inflight_kubectl.engines.engine_metrics import Tier, Tiers
 from inflight_kubectl.output import print_json
 from inflight_kubectl.why.report import explain
 from inflight_kubectl.why.text import rendered
@@ -156,3 +157,21 @@ def test_json_has_the_same_in_camel_case(capsys):
     assert found["waitsFor"] == []
     assert found["decisions"][0]["numbers"] == {"rate": 1.82, "each": 11.9}
     assert found["conditions"][0]["good"] is True
+
+
+def test_tiers_of_the_kv_cache_are_shown_with_what_they_refused():
+    disk = Tier("disk", 71, 48, 0.75e9, 1, 7, {"slower": 0, "stalled": 5, "late": 3})
+    host = Tier("host", 9, 160, None, 0, 0, {})
+
+    def written(tiers):
+        console = Console(width=200, record=True, file=io.StringIO())
+        console.print(rendered(explain(service(), [], [], NOW, tiers=tiers)))
+        return console.export_text()
+
+    said = written(Tiers((host, disk)))
+    assert "- Host memory: 9 blocks held, 160 tokens loaded " in said
+    assert "- Disk: 71 blocks held, 48 tokens loaded at 0.75 GB/s " in said
+    assert "1 blocks failed, 7 blocks were not written, 5 requests computed its blocks, as the disk hung" in said
+    assert "took less time" not in said
+    assert "KV CACHE" not in written(None)
+    assert "pod chat-1 is silent" in written(Tiers((), "pod chat-1 is silent"))

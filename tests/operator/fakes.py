@@ -152,6 +152,9 @@ class FakePool:
         before, self.kept[key] = self.kept.get(key, {}), {target.uid: target for target in targets}
         self._scrape(key, [target for target in targets if target.uid not in before])
 
+    async def first_results(self, key, within):
+        """Scrapes have results at once."""
+
     def tick(self):
         for key, targets in () if self.late else self.kept.items():
             self._scrape(key, targets.values())

@@ -54,6 +54,10 @@ from inflight_operator.telemetry.metrics import OperatorMetrics
 
 logger = logging.getLogger(__name__)
 
+FIRST_SCRAPE_SECONDS = 1.0
+"""Longest wait of a service's first round for the first scrape of its ready pods. A new leader that did not wait would
+report all services as unmeasured, push the limits that are in force, and report the contrary soon after."""
+
 
 class Recorder(Protocol):
     """Records inputs and outputs of decisions; never fails."""
@@ -92,6 +96,10 @@ class _Reading:
     service: InferenceService
     unread: tuple[str, ...]
     policy: Policy
+
+    def is_of(self, body: Manifest, settings: Settings) -> bool:
+        """Returns True if `body` has the same spec, and maybe another status."""
+        return self.settings == settings and self.body.get("spec") == body.get("spec")
 
 
 @dataclass(slots=True)
@@ -167,6 +175,9 @@ class Reconciler:
 
     async def reconcile(self, key: ServiceKey) -> bool:
         """Runs a round for one service; returns True if all its writes were accepted."""
+        if key not in self._known and key not in self._unreadable:
+            self._pool.keep(key, [_target(pod) for pod in self._cache.pods(key) if pod.serves])
+            await self._pool.first_results(key, FIRST_SCRAPE_SECONDS)
         body = self._cache.service(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
             self._forget(key)  # its children have it as their owner: Kubernetes deletes them
@@ -198,9 +209,14 @@ class Reconciler:
         known, settings = self._known.get(key), self._settings()
         if known is not None and known.reading.body is body and known.reading.settings == settings:
             return known
-        asked, unread = InferenceService.read(body)
-        service = servable(asked, settings)
-        reading = _Reading(body, settings, service, unread, policy_of(asked, settings))
+        before = None if known is None else known.reading
+        if before is not None and before.is_of(body, settings):  # the operator writes statuses far more often
+            service = before.service.model_copy(update=dict(ServiceRecord.from_dict(body)))
+            reading = replace(before, body=body, service=service)
+        else:
+            asked, unread = InferenceService.read(body)
+            service = servable(asked, settings)
+            reading = _Reading(body, settings, service, unread, policy_of(asked, settings))
         if known is not None and known.memory.uid == service.metadata.uid:
             known.reading = reading
             return known
@@ -209,7 +225,7 @@ class Reconciler:
         image = "" if deployment is None else engine_image(deployment)
         now, at = self._clock.steady(), self._clock.calendar()
         memory = first_memory(service, reading.policy, ordered, now, at, image)
-        known = self._known[key] = _ServiceState(reading, memory)
+        known = self._known[key] = _ServiceState(reading, memory, reporter=ReporterState(at=now))
         return known
 
     def _snapshot(self, key: ServiceKey, known: _ServiceState) -> Snapshot:

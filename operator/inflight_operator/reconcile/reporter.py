@@ -43,7 +43,7 @@ class ReporterState:
     """State of the reporter for one service.
 
     Attributes:
-        at: time of the last status write.
+        at: time of the last status write, or of the first round: what has only been measured anew waits as usual.
         decisions: decisions that no status contains yet.
         failures: consecutive failed writes.
         again: time of the next attempt.

@@ -70,6 +70,9 @@ _TIER_BLOCKS = (
 )
 """Counters by tier: name, documentation, and the counters of the engine in host memory and on a disk."""
 
+_REFUSALS = ("slower", "stalled", "full", "late")
+"""Reasons of `DiskLoads`."""
+
 
 class EngineMetrics(Collector):
     """The metrics of one engine.
@@ -223,6 +226,13 @@ def _tiers(page: Families, counts: Counts, load: Load, tiers: Collection[str]) -
             "KV blocks that were not written to a tier: too many waited, or it failed.",
             ("tier",),
             [((DISK_TIER,), since_start["num_disk_dropped"])],
+        )
+        page.counters(
+            "inflight_disk_refused_loads",
+            "Requests that compute KV blocks which the disk has, by reason: that takes less time (slower), the disk "
+            "hangs (stalled), host memory waits for as much as it may (full), not all came in time (late).",
+            ("reason",),
+            [((reason,), since_start[f"num_disk_{reason}"]) for reason in _REFUSALS],
         )
 
 

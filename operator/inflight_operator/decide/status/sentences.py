@@ -345,5 +345,6 @@ _STATE: dict[str, Callable[[_Numbers], str]] = {
 
 _SENTENCES = _TRAFFIC | _STATE
 
-FOLLOW_TRAFFIC = frozenset(_TRAFFIC) | {"ScaleUpHeld", "ScaleDownHeld"}
-"""Reasons of conditions that come and go with the traffic; these two are the reason of a change that is held back."""
+FOLLOW_TRAFFIC = frozenset(_TRAFFIC) | {"ScaleUpHeld", "ScaleDownHeld", "Measuring"}
+"""Reasons of conditions that come and go with the traffic. Also those of a change that is held back, and the one that
+each window of samples begins with, as after a restart of the operator."""
