@@ -128,10 +128,12 @@ class FakeEngine:
     foreign: bool = False
     digest: str = ""
     asleep: int = 0
+    loading: tuple = (None, None, None)
 
     def sample(self):
         own = {"revision": self.revision, "capacity": self.capacity, "digest": self.digest, "asleep": self.asleep}
-        sample = replace(self.model.sample(), **own)
+        names = ("loading_read_bytes", "loading_total_bytes", "loading_seconds")
+        sample = replace(self.model.sample(), **own, **dict(zip(names, self.loading, strict=True)))
         return replace(sample, limits=None, capacity=None, revision=None) if self.foreign else sample
 
 
@@ -150,6 +152,9 @@ class FakePool:
     def keep(self, key, targets):
         before, self.kept[key] = self.kept.get(key, {}), {target.uid: target for target in targets}
         self._scrape(key, [target for target in targets if target.uid not in before])
+
+    async def first_results(self, key, within):
+        """Scrapes have results at once."""
 
     def tick(self):
         for key, targets in () if self.late else self.kept.items():
