@@ -10,6 +10,8 @@ pytestmark = pytest.mark.contract
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 MODEL = {"source": "builtin://smollm2"}
+NONE = {"count": 0}
+"""No accelerator."""
 
 
 def spec(**parts):
@@ -791,14 +793,18 @@ GOOD = {
         "chat",
         {**gateway(), "scaling": {"minReplicas": 0, "maxReplicas": 1, "idleTimeout": "10s"}},
     ),
-    "sleep": ("chat", spec(scaling={"sleep": {"after": "5m"}})),
+    "sleep": ("chat", spec(scaling={"sleep": {"after": "5m"}}, accelerator=NONE)),
     "sleep, then zero replicas": (
         "chat",
-        {**gateway(), "scaling": {"minReplicas": 0, "idleTimeout": "1h", "sleep": {"after": "59m59s"}}},
+        {
+            **gateway(),
+            "accelerator": NONE,
+            "scaling": {"minReplicas": 0, "idleTimeout": "1h", "sleep": {"after": "59m59s"}},
+        },
     ),
     "sleep that is longer than a time-out that does not count": (
         "chat",
-        spec(scaling={"minReplicas": 1, "idleTimeout": "1m", "sleep": {"after": "2m"}}),
+        spec(scaling={"minReplicas": 1, "idleTimeout": "1m", "sleep": {"after": "2m"}}, accelerator=NONE),
     ),
     "zero replicas of another scaler": ("chat", spec(replicas=0, scaling={"mode": "External", "minReplicas": 0})),
     "everything of the gateway": (
