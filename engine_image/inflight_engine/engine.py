@@ -123,7 +123,7 @@ class Engine:
         self._disk = None
         if make_disk is not None:
             self._disk = make_disk(self._inputs)
-            self._reports.disk = self._disk.thread
+            self._reports.disk = self._disk
         self._device_failed = device_failed
         self._clock = clock
         self._prompt = NO_TOKENS

@@ -97,6 +97,19 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     runner: RunnerInfo
 
 
+class Loading(msgspec.Struct, frozen=True, tag=True):
+    """The model's weights are being read. Sent about once a second until `EngineReady`.
+
+    Attributes:
+        read_bytes, total_bytes: that were read, and all of them.
+        seconds: since reading began.
+    """
+
+    read_bytes: int
+    total_bytes: int
+    seconds: float
+
+
 class Admission(msgspec.Struct, frozen=True, array_like=True):
     """A request left the waiting queue for a slot: at first, or again after a preemption.
 
@@ -129,6 +142,7 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
             and those that were damaged there.
         num_disk_blocks: blocks on the disk.
         num_disk_stored, num_disk_loaded, num_disk_failed, num_disk_dropped, disk_seconds_per_block: as in `DiskThread`.
+        disk_wait_seconds, num_disk_slower, num_disk_stalled, num_disk_full, num_disk_late: as in `DiskLoads`.
         prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache and found there, since start.
         step_seconds: from the moment when the step was planned, or when the step before it was done if that came later,
             until it was done: steps that overlap share no time, so all of them together are the time spent in steps.
@@ -166,6 +180,11 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     num_disk_failed: int = 0
     num_disk_dropped: int = 0
     disk_seconds_per_block: float = 0.0
+    num_disk_slower: int = 0
+    num_disk_stalled: int = 0
+    num_disk_full: int = 0
+    num_disk_late: int = 0
+    disk_wait_seconds: float = 0.0
 
     @property
     def work(self) -> StepWork:
@@ -269,5 +288,14 @@ class EngineFailed(msgspec.Struct, frozen=True, tag=True):
 
 ToEngine: TypeAlias = AddRequest | CancelRequest | Configure | StepCost | FlushRecord | Sleep | Shutdown
 FromEngine: TypeAlias = (
-    EngineReady | LongStep | Starting | StepReport | Configured | RecordFlushed | Slept | BlocksChanged | EngineFailed
+    Loading
+    | EngineReady
+    | LongStep
+    | Starting
+    | StepReport
+    | Configured
+    | RecordFlushed
+    | Slept
+    | BlocksChanged
+    | EngineFailed
 )

@@ -115,7 +115,12 @@ class Service:
         self.admission.demand.output_lengths.forget(time.monotonic())
         revision = self.session.runtime.revision
         return Gauges(
-            self.registry.load(), self.admission.waiting.by_class, self.draining, revision, self.session.sleeping.asleep
+            self.registry.load(),
+            self.admission.waiting.by_class,
+            self.draining,
+            revision,
+            self.session.sleeping.asleep,
+            self.session.loading,
         )
 
 

@@ -9,6 +9,8 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from msgspec import structs
+
 from inflight_contract.errors import ApiError
 from inflight_engine.messages import (
     SHORT_STEP_SECONDS,
@@ -18,6 +20,7 @@ from inflight_engine.messages import (
     EngineFailed,
     EngineReady,
     FromEngine,
+    Loading,
     LongStep,
     RecordFlushed,
     Shutdown,
@@ -72,6 +75,7 @@ class EngineSession:
         failed_while: the phase before that.
         first_ready: the first engine process has loaded the model.
         ready: report of the latest engine process after loading.
+        loading: what the engine process has read of the weights; None before it begins, or if it does not say so.
         lost: set when a new engine process has to be started.
         lost_at: when the latest engine process was lost, seconds on the monotonic clock.
         taken_over: the process that loads the model was a spare one. If it is killed, another one is started.
@@ -90,6 +94,7 @@ class EngineSession:
         self.failed_while = Phase.LOADING
         self.first_ready: asyncio.Future[EngineReady] = loop.create_future()
         self.ready: EngineReady | None = None
+        self.loading: Loading | None = None
         self.lost = asyncio.Event()
         self.lost_at = 0.0
         self.taken_over = False
@@ -163,6 +168,8 @@ class EngineSession:
                 self.sleeping.used(now)
                 self.progress.reported(message.step, now)
                 self.listener.received(message, now)
+            case Loading():
+                self.loading = message
             case LongStep():
                 self.progress.announced(message, now)
             case Starting():
@@ -196,6 +203,7 @@ class EngineSession:
         if self._shut_down:
             return
         self.link.cut()
+        self.loading = None
         now = time.monotonic()
         if self.phase is Phase.RESTARTING and self.taken_over and why is None:
             log.error("the spare engine process is gone while it took over; another one is started")
@@ -225,6 +233,8 @@ class EngineSession:
             self.fail("the model's files have changed since this server first read them: start it again")
             return
         self.ready = ready
+        if self.loading is not None:
+            self.loading = structs.replace(self.loading, read_bytes=self.loading.total_bytes)
         self.progress = Progress(time.monotonic())
         self.link.open = True
         if self.kv_events is not None:

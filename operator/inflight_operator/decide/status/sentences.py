@@ -39,6 +39,13 @@ def _seconds(value: Number) -> str:
     return format_seconds(float(value))
 
 
+def _size(value: Number) -> str:
+    """Three significant digits: 16.1 GB, 120 MB."""
+    size = float(value)
+    unit, factor = ("GB", 1e9) if size >= 1e9 else ("MB", 1e6)
+    return f"{size / factor:.0f} {unit}" if size >= 100 * factor else f"{size / factor:.3g} {unit}"
+
+
 def _rate(value: Number) -> str:
     """Three significant digits: 61.3, 0.42."""
     rate = float(value)
@@ -220,11 +227,21 @@ _STATE: dict[str, Callable[[_Numbers], str]] = {
         f" {', '.join(f'{phase} {_seconds(n[phase])}' for phase in Phases._fields)}"
         f" (median of {count(n['starts'], 'start')} {_BASES[str(n['basis'])]})"
     ),
+    "ReadingModel": lambda n: (
+        f"{n['pod']} has read {_size(n['read'])} of {_size(n['total'])} of its model, {_size(n['rate'])}/s"
+        + (f", about {_seconds(n['left'])} left" if "left" in n else "")
+    ),
+    "ModelRead": lambda n: f"{n['pods']}: the model ({_size(n['total'])}) is loaded",
     "Cost": lambda n: (
         f"{_price(n, 'per_hour')} an hour for {count(n['replicas'], 'pod')}"
+        + (f" ({n['asleep']} asleep)" if "asleep" in n else "")
         + (f", {_price(n, 'per_million')} for a million tokens" if "per_million" in n else "")
     ),
     # Scaling to zero and back.
+    "Asleep": lambda n: (
+        f"{count(n['pods'], 'pod')} {'is' if n['pods'] == 1 else 'are'} asleep, without a KV cache (scaling.sleep),"
+        " until the next request"
+    ),
     "Idle": lambda n: (
         f"no request came for {_seconds(n['timeout'])} (scaling.idleTimeout): the next one starts a replica"
     ),
