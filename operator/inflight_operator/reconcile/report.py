@@ -47,6 +47,7 @@ from inflight_operator.decide.tuning.types import Bracket, Fence
 from inflight_operator.observe.metrics import mean_kv_usage
 from inflight_operator.observe.pods import PodView
 from inflight_operator.reconcile.plan import Outcome, Plan
+from inflight_operator.reconcile.prefetch import prefetch_status
 from inflight_operator.reconcile.snapshot import Snapshot, engine_image
 from inflight_operator.render.inference_pool import pool_children
 
@@ -109,7 +110,7 @@ def findings_after(name: str, plan: Plan, outcome: Outcome) -> tuple[Finding, ..
 
 
 def _has_image_volume(child: Manifest) -> bool:
-    return child["kind"] == "Deployment" and any(
+    return child["kind"] in ("Deployment", "Job") and any(
         "image" in volume for volume in child["spec"]["template"]["spec"]["volumes"]
     )
 
@@ -139,6 +140,7 @@ def build_status(
         selector=selector_string(pod_labels(service.metadata.name)),
         engine=_engine(snapshot, plan),
         model=_model(plan),
+        prefetch=prefetch_status(plan.prefetch),
         limits=_limits(snapshot, plan),
         tuning=_tuning(snapshot, plan),
         demand=_demand(snapshot, plan),
@@ -183,7 +185,8 @@ def spec_problem(error: ValidationError) -> str:
 def events_of(
     before: InferenceServiceStatus, after: InferenceServiceStatus, decisions: Sequence[Decision]
 ) -> list[Event]:
-    """Returns an event for a transition of Ready, one for a rollout that gets stuck, and one for each decision. A ready
+    """Returns an event for a transition of Ready, one for a rollout that gets stuck, one for the end of fetching the
+    model or a problem with it, and one for each decision. A ready
     pod that the Service does not route to yet lasts seconds, and causes no event."""
     events = []
     was, now = (_condition_of(status, "Progressing") for status in (before, after))
@@ -193,6 +196,10 @@ def events_of(
     changed = now is not None and (was is None or (was.status, was.reason) != (now.status, now.reason))
     if now is not None and changed and now.reason != "NotRouted":
         events.append(Event("Normal" if now.reason in _ON_THE_WAY else "Warning", now.reason, now.message))
+    fetched, fetching = before.prefetch, after.prefetch
+    if fetching is not None and fetching.reason not in ("Prefetching", "" if fetched is None else fetched.reason):
+        kind: EventType = "Normal" if fetching.reason == "Prefetched" else "Warning"
+        events.append(Event(kind, fetching.reason, fetching.message))
     for decision in decisions:
         reason = "Scaled" if decision.kind == "Scaling" else "Tuned" if decision.applied else "TuningAdvice"
         events.append(Event("Normal", reason, f"{decision.change}: {decision.reason}"))
