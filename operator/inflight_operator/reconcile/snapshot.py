@@ -12,7 +12,7 @@ from inflight_base.manifest.pods import engine_container
 from inflight_base.manifest.slices import GatewayAddress
 from inflight_operator.api.types import InferenceService
 from inflight_operator.decide.decision import Reason
-from inflight_operator.decide.replicas.start_up import Elsewhere
+from inflight_operator.decide.replicas.start_up import Elsewhere, Loading
 from inflight_operator.decide.status.conditions import ROLLOUT_STUCK, DeploymentView
 from inflight_operator.decide.tuning.types import TuningPolicy
 from inflight_operator.observe.front_view import NO_FRONT, FrontView
@@ -60,6 +60,7 @@ class Snapshot:
         places: where its model is fetched to before engines need it; None for a service that does not ask for it.
         fetches: Jobs that do that.
         elsewhere: starts of other services' pods, while this service has none.
+        loading: progress of engines that start for long, by uid of the pod.
     """
 
     service: InferenceService
@@ -90,6 +91,7 @@ class Snapshot:
     places: Places | None = None
     fetches: tuple[Fetch, ...] = ()
     elsewhere: Elsewhere = field(default_factory=Elsewhere)
+    loading: Mapping[str, Loading] = field(default_factory=dict)
 
     @property
     def ordered(self) -> int:
