@@ -1,4 +1,4 @@
-"""What a pod that fetches a model tells the operator: the text of its termination message."""
+"""Report of a pod that fetches a model to the operator: the text of its termination message."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ begin a new run; a place that joins is fetched to in the run that is there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from zlib import crc32
 
 from inflight_operator.decide.decision import Number, Reason
@@ -23,7 +23,7 @@ AGAIN_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to fetch.
+    """A model to fetch.
 
     Attributes:
         model: identity of the model in the spec.
@@ -74,11 +74,15 @@ class Prefetching:
 
 @dataclass(frozen=True, slots=True)
 class _Jobs:
-    """Attributes: kept: places whose Job stays. open: Jobs whose pods may run."""
+    """Attributes:
+    kept: places whose Job stays.
+    open: number of Jobs whose pods may run.
+    taken: places that have a Job, also one that goes.
+    """
 
     kept: frozenset[str]
     open: int
-    taken: frozenset[str] = field(default_factory=frozenset)
+    taken: frozenset[str]
 
 
 def prefetch(

@@ -26,7 +26,7 @@ _WRITERS = "ReadWriteMany"
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """What is looked for.
+    """Criteria of a search for places.
 
     Attributes:
         labels: labels of the nodes.

@@ -26,7 +26,7 @@ from inflight_operator.render.engines.inflight import model_cache
 from inflight_operator.render.inference_pool import has_inference_pool
 from inflight_operator.render.plan import Settings
 from inflight_operator.render.pod import pod_template
-from inflight_operator.render.prefetch import is_cached, prefetch_template, shared_claim
+from inflight_operator.render.prefetch import is_cached, prefetch_template
 from inflight_operator.render.service import behind_gateway
 from inflight_settings.limits import Limits, LimitsBounds
 
@@ -151,8 +151,9 @@ def _prefetch(service: InferenceService, settings: Settings) -> Wanted | None:
     if model.prefetch is None or service.spec.engine.type != INFLIGHT:
         return None
     source = model.model_dump(mode="json", include={"source", "revision", "path", "endpoint"})
-    template = digest(prefetch_template(service, settings))
-    return Wanted(digest([source, shared_claim(service, settings)]), template, is_cached(service, settings))
+    cache, template = model_cache(service, settings), digest(prefetch_template(service, settings))
+    folder = [] if cache is None else [cache.claim, cache.host_path]
+    return Wanted(digest([source, folder]), template, is_cached(service, settings))
 
 
 def _mode(spec: InferenceServiceSpec, facts: EngineType) -> TuningMode:
