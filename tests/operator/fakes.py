@@ -127,12 +127,13 @@ class FakeEngine:
     silent: bool = False
     foreign: bool = False
     digest: str = ""
+    asleep: int = 0
     loading: tuple = (None, None, None)
 
     def sample(self):
-        sample = replace(self.model.sample(), revision=self.revision, capacity=self.capacity, digest=self.digest)
+        own = {"revision": self.revision, "capacity": self.capacity, "digest": self.digest, "asleep": self.asleep}
         names = ("loading_read_bytes", "loading_total_bytes", "loading_seconds")
-        sample = replace(sample, **dict(zip(names, self.loading, strict=True)))
+        sample = replace(self.model.sample(), **own, **dict(zip(names, self.loading, strict=True)))
         return replace(sample, limits=None, capacity=None, revision=None) if self.foreign else sample
 
 

@@ -134,6 +134,9 @@ class ObservedStatus(StatusModel):
     """Last reports of the ready engines, combined."""
 
     running: int = Field(description="Running requests of all engines.")
+    asleep: int | None = Field(
+        default=None, description="Engines that are asleep, by scaling.sleep. Absent while none is."
+    )
     kv_utilization: float | None = Field(
         default=None,
         description="Share of the KV cache in use, 0 to 1, as the mean of the engines that report it.",

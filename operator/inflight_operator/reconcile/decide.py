@@ -16,7 +16,15 @@ from inflight_operator.decide.replicas.autopilot import DemandMemory
 from inflight_operator.decide.replicas.foreign_fit import ForeignFit
 from inflight_operator.decide.replicas.scaling import ScalingDecision
 from inflight_operator.decide.rollouts import releases
-from inflight_operator.decide.status.conditions import Finding, Metrics, Status, find_conditions, held, uncached
+from inflight_operator.decide.status.conditions import (
+    Finding,
+    Metrics,
+    Status,
+    find_conditions,
+    held,
+    resting,
+    uncached,
+)
 from inflight_operator.decide.status.gateway_conditions import GatewayFacts, pool_condition, with_gateway
 from inflight_operator.decide.status.pods import Pods, classify
 from inflight_operator.decide.status.sentences import sentence
@@ -248,6 +256,7 @@ def _findings(
     )
     problems = [sample.cache_problem for sample in snapshot.fresh.values() if sample.cache_problem]
     findings = uncached(findings, problems, len(pods.ready))
+    findings = resting(findings, snapshot.asleep, len(pods.ready))
     if snapshot.service.spec.gateway.enabled:
         findings = with_gateway(findings, _gateway_facts(snapshot, memory, scaled))
     if snapshot.service.spec.gateway.inference_pool.enabled:

@@ -68,7 +68,7 @@ _NO_IMAGE_VOLUMES = (
     "; model.source oci:// needs image volumes, which Kubernetes has by default from 1.35 on: use pvc:// here"
 )
 
-_ON_THE_WAY = ("Starting", "Scheduling", "Loading", "Serving", "ScaledToZero", "Idle", "Waking")
+_ON_THE_WAY = ("Starting", "Scheduling", "Loading", "Serving", "Asleep", "ScaledToZero", "Idle", "Waking")
 """Transient reasons of Ready."""
 
 EventType = Literal["Normal", "Warning"]
@@ -269,6 +269,8 @@ def _cost(snapshot: Snapshot, plan: Plan, pods: int) -> CostStatus | None:
         return None
     per_hour, tokens = policy.price * pods, plan.memory.demand.tokens_per_s
     numbers: dict[str, Number] = {"per_hour": per_hour, "replicas": pods, "currency": policy.currency}
+    if snapshot.asleep:
+        numbers["asleep"] = snapshot.asleep
     if tokens > 0:
         numbers["per_million"] = per_hour / 3600 / tokens * 1e6
     return CostStatus(
@@ -360,6 +362,7 @@ def _observed(snapshot: Snapshot, plan: Plan) -> ObservedStatus | None:
     kv = mean_kv_usage(fresh)
     return ObservedStatus(
         running=sum(one.running for one in fresh),
+        asleep=snapshot.asleep or None,
         kv_utilization=None if kv is None else round(kv, 3),
         ttft_p95=None if measured.ttft_p95 is None else format_seconds(measured.ttft_p95),
         tpot_p95=None if measured.tpot_p95 is None else format_seconds(measured.tpot_p95),

@@ -132,7 +132,7 @@ def _state_parts(status: InferenceServiceStatus) -> tuple[Any, ...]:
         status.blocked_replicas,
         None if external else status.desired_replicas,
         limits and (limits.max_num_seqs, limits.max_num_batched_tokens, limits.revision, limits.canary),
-        limits and (limits.source, limits.override, limits.modelled is None),
+        limits and (limits.source, limits.override),
         limits and limits.pods_in_force == status.ready_replicas,
         engine and (engine.image, engine.upgrade),
         tuning and [one and one.share for one in (tuning.tpot_target, tuning.kv_cache)],

@@ -104,6 +104,11 @@ class Snapshot:
         return tuple(pod for pod in self.pods if not pod.deleting and pod.phase not in ("Failed", "Succeeded"))
 
     @property
+    def asleep(self) -> int:
+        """Ready pods whose engines are asleep."""
+        return sum(sample.asleep > 0 for sample in self.fresh.values())
+
+    @property
     def image(self) -> str:
         """Engine image of the live pod template; empty without one."""
         return "" if self.deployment is None else engine_image(self.deployment)

@@ -364,6 +364,7 @@ OWN_FLAGS = (
     "disk-path",
     "model-cache",
     "model-cache-size",
+    "sleep-after",
 )
 """Engine flags that the operator sets; extraArgs may not repeat them."""
 

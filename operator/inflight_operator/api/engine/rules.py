@@ -51,6 +51,7 @@ TYPES_OF_FIELDS: dict[str, tuple[str, ...]] = {
     "engine.tracing.samplingRatio": _STARTED,
     "engine.logs.format": _OWN,
     "engine.logs.accessLog": _OWN,
+    "scaling.sleep": _OWN,
 }
 """Fields of the spec that not all engine types have, with the types that have them."""
 

@@ -243,9 +243,14 @@ _STATE: dict[str, Callable[[_Numbers], str]] = {
     "ModelRead": lambda n: f"{n['pods']}: the model ({_size(n['total'])}) is loaded",
     "Cost": lambda n: (
         f"{_price(n, 'per_hour')} an hour for {count(n['replicas'], 'pod')}"
+        + (f" ({n['asleep']} asleep)" if "asleep" in n else "")
         + (f", {_price(n, 'per_million')} for a million tokens" if "per_million" in n else "")
     ),
     # Scaling to zero and back.
+    "Asleep": lambda n: (
+        f"{count(n['pods'], 'pod')} {'is' if n['pods'] == 1 else 'are'} asleep, without a KV cache (scaling.sleep),"
+        " until the next request"
+    ),
     "Idle": lambda n: (
         f"no request came for {_seconds(n['timeout'])} (scaling.idleTimeout): the next one starts a replica"
     ),
