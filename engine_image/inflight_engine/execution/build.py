@@ -44,6 +44,7 @@ from inflight_engine.models.checkpoints.source import ModelFiles, resolve_config
 from inflight_engine.models.checkpoints.transformers_config import TransformersConfig
 from inflight_engine.models.parallel import ALONE, Parallel
 from inflight_engine.models.protocol import Model
+from inflight_engine.models.remote.cache import first_problem
 from inflight_engine.models.version import digest_of
 from inflight_engine.runner_info import RunnerInfo
 from inflight_settings.engine import EngineConfig
@@ -94,6 +95,8 @@ def build_runner(config: EngineConfig, parallel: Parallel = ALONE, grammars: Gra
         weights_seconds=weights_seconds,
         memory_left=max(0, parallel.size * (available - swap_bytes) - POD_MEMORY_RESERVE),
         digest=digest_of(target.files),
+        can_sleep=spec.device.type == "cpu" and parallel.size == 1,
+        cache_problem=first_problem(),
     )
     return Runner(
         info,
@@ -136,6 +139,8 @@ def choose_target(config: EngineConfig) -> Target:
     model_config = load_config(files)
     max_model_len = _max_model_len(config, model_config)
     device = choose_device(config.device)
+    if config.sleep_after is not None and device.type != "cpu":
+        raise ValueError("sleep_after is supported on a CPU only; leave it out on a GPU")
     dtype = choose_dtype(config.dtype, device, in_kernels=is_in_kernels(config, model_config, device))
     torch.set_num_threads(choose_num_threads(config.num_threads, read_resources().cpus))
     if device.type == "cpu":
