@@ -9,7 +9,7 @@ from prometheus_client import Metric
 from docs.generate.markdown import GENERATED, cell, code, table
 from inflight_base.manifest.keys import ServiceKey
 from inflight_cost.model import CostModel
-from inflight_engine.messages import EngineReady, StepCost
+from inflight_engine.messages import EngineReady, Loading, StepCost
 from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.server.admission.demand import Demand, Load
 from inflight_engine.server.engine.session import NO_STATS
@@ -63,9 +63,12 @@ def page() -> str:
 
 def engine_families() -> list[Metric]:
     """All families of an engine that has measured its steps and serves a class with targets."""
-    ready = EngineReady(Limits(1, 1), RunnerInfo(1, 1, 1, 1, 1, "cpu", "float32", "native", 0.0, digest="sha256:0"))
+    runner = RunnerInfo(1, 1, 1, 1, 1, "cpu", "float32", "native", 0.0, digest="sha256:0", cache_problem="full")
+    ready = EngineReady(Limits(1, 1), runner)
     target = ServiceClass(ttft_target=1.0, tpot_target=1.0)
-    now = Gauges(Load(NO_STATS, ready.capacity, ready, 0, 0), {target.name: 0}, draining=False)
+    now = Gauges(
+        Load(NO_STATS, ready.capacity, ready, 0, 0), {target.name: 0}, draining=False, loading=Loading(0, 1, 0.0)
+    )
     demand = Demand()
     metrics = EngineMetrics("", Counts([target]), demand, lambda: now)
     demand.step_cost = StepCost(CostModel(0.0, 0.0, 0.0, 0.0, 0.0, curve=((1.0, 0.0),)), 0.0, 0.0)

@@ -44,6 +44,7 @@ from inflight_engine.models.checkpoints.source import ModelFiles, resolve_config
 from inflight_engine.models.checkpoints.transformers_config import TransformersConfig
 from inflight_engine.models.parallel import ALONE, Parallel
 from inflight_engine.models.protocol import Model
+from inflight_engine.models.remote.cache import first_problem
 from inflight_engine.models.version import digest_of
 from inflight_engine.runner_info import RunnerInfo
 from inflight_settings.engine import EngineConfig
@@ -94,6 +95,8 @@ def build_runner(config: EngineConfig, parallel: Parallel = ALONE, grammars: Gra
         weights_seconds=weights_seconds,
         memory_left=max(0, parallel.size * (available - swap_bytes) - POD_MEMORY_RESERVE),
         digest=digest_of(target.files),
+        can_sleep=spec.device.type == "cpu" and parallel.size == 1,
+        cache_problem=first_problem(),
     )
     return Runner(
         info,
@@ -136,6 +139,8 @@ def choose_target(config: EngineConfig) -> Target:
     model_config = load_config(files)
     max_model_len = _max_model_len(config, model_config)
     device = choose_device(config.device)
+    if config.sleep_after is not None and device.type != "cpu":
+        raise ValueError("sleep_after is supported on a CPU only; leave it out on a GPU")
     dtype = choose_dtype(config.dtype, device, in_kernels=is_in_kernels(config, model_config, device))
     torch.set_num_threads(choose_num_threads(config.num_threads, read_resources().cpus))
     if device.type == "cpu":
@@ -161,7 +166,7 @@ def choose_attention(
         cache_dtype=_cache_dtype(config.kv_cache_dtype, target.dtype, target.device),
         device=target.device,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_batched_tokens=config.capacity(target.device.type).max_num_batched_tokens,
         max_model_len=target.max_model_len,
         batch_invariant=config.batch_invariant,
     )
@@ -193,7 +198,7 @@ def choose_graph_shapes(config: EngineConfig, device: torch.device) -> tuple[Ste
     """Return the shapes of steps that get a CUDA graph, ascending; empty without graphs."""
     if device.type != "cuda" or config.enforce_eager:
         return ()
-    return graph_shapes(config.max_num_seqs, config.max_num_batched_tokens)
+    return graph_shapes(config.max_num_seqs, config.capacity(device.type).max_num_batched_tokens)
 
 
 def size_cache(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -10,6 +10,7 @@ from inflight_operator.api.base import StatusModel, Timestamp
 from inflight_settings.limits import Limits
 
 MAX_DECISIONS = 10
+MAX_LOADING = 8
 
 
 class Condition(StatusModel):
@@ -133,6 +134,9 @@ class ObservedStatus(StatusModel):
     """Last reports of the ready engines, combined."""
 
     running: int = Field(description="Running requests of all engines.")
+    asleep: int | None = Field(
+        default=None, description="Engines that are asleep, by scaling.sleep. Absent while none is."
+    )
     kv_utilization: float | None = Field(
         default=None,
         description="Share of the KV cache in use, 0 to 1, as the mean of the engines that report it.",
@@ -261,6 +265,42 @@ class StartUpStatus(StatusModel):
     )
 
 
+class PrefetchStatus(StatusModel):
+    """Fetching the model before engines need it."""
+
+    done: int = Field(description="Number of nodes that have the model; of a claim that all nodes share, 1.")
+    total: int = Field(description="Number of nodes that are to have it.")
+    bytes: int = Field(description="Bytes of weights on these nodes.")
+    total_bytes: int | None = Field(
+        default=None, description="Bytes when all have them. Absent before the first one has."
+    )
+    reason: str = Field(
+        max_length=64, description="State in one CamelCase word: Prefetching, Prefetched, or a problem."
+    )
+    message: str = Field(max_length=1024, description="The same in a sentence that a person can act on.")
+    run: str = Field(max_length=64, description="Identity of what is fetched: another spec or version begins anew.")
+    digest: str | None = Field(default=None, max_length=81, description="Version of the model that was fetched.")
+    served: str | None = Field(
+        default=None, max_length=81, description="Version of the newest rollout that the run is for."
+    )
+    places: list[Annotated[str, Field(max_length=253)]] = Field(
+        default_factory=list, max_length=500, description="Names of the nodes that have the model, or of the claim."
+    )
+
+
+class LoadingStatus(StatusModel):
+    """Progress of an engine that reads its model for long."""
+
+    pod: str = Field(max_length=253, description="Name of the pod.")
+    bytes: int = Field(description="Bytes of the weights that were read.")
+    total_bytes: int = Field(description="Bytes of the weights.")
+    bytes_per_second: int = Field(description="Bytes per second, the mean since it began.")
+    seconds_left: int | None = Field(
+        default=None, description="Seconds until all is read, at that rate. Absent before anything is."
+    )
+    summary: str = Field(max_length=512, description="The progress in a sentence.")
+
+
 class Decision(StatusModel):
     """A change that the operator decided on, with its reason."""
 
@@ -315,6 +355,9 @@ class InferenceServiceStatus(StatusModel):
     model: ModelStatus | None = Field(
         default=None, description="Version of the model. Absent until a pod has reported one."
     )
+    prefetch: PrefetchStatus | None = Field(
+        default=None, description="Fetching the model before engines need it. Only with model.prefetch."
+    )
     limits: LimitsStatus | None = Field(
         default=None, description="Limits that engines run with now. Absent with engine.type custom."
     )
@@ -331,6 +374,11 @@ class InferenceServiceStatus(StatusModel):
     )
     start_up: StartUpStatus | None = Field(
         default=None, description="Lead time of a new replica. Absent before a replica was ordered."
+    )
+    loading: list[LoadingStatus] | None = Field(
+        default=None,
+        max_length=MAX_LOADING,
+        description="Engines that read their model for long, those that have most left first. Absent without any.",
     )
     gateway: GatewayStatus | None = Field(
         default=None, description="Last reports of the gateway's pods. Only with gateway.enabled."

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from pydantic import ValidationError
 
 from inflight_base.manifest import Manifest
+from inflight_base.manifest.engines import INFLIGHT
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import child_names
 from inflight_operator.api.types import InferenceService, ServiceRecord
@@ -22,16 +23,25 @@ from inflight_operator.apply.children import owner_uid
 from inflight_operator.apply.engines import LimitsPusher
 from inflight_operator.apply.kube import OperatorApi
 from inflight_operator.clock import Clock
-from inflight_operator.decide.replicas.start_up import Elsewhere, FleetStartUps
+from inflight_operator.decide.replicas.start_up import (
+    Elsewhere,
+    FleetStartUps,
+    Loading,
+    loading_of,
+    starts_for_long,
+)
 from inflight_operator.decide.status.conditions import unreadable
 from inflight_operator.decide.tuning.types import TuningPolicy
 from inflight_operator.observe.attainment import Attainment
 from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.observe.front_view import front_view
 from inflight_operator.observe.live_gateway import LiveGateway
+from inflight_operator.observe.place_finder import PlaceFinder, Where
 from inflight_operator.observe.pods import PodView
 from inflight_operator.observe.pool_view import pool_parents
+from inflight_operator.observe.prefetch_view import Fetch, Places, fetches_of
 from inflight_operator.observe.scrape import ScrapePool, Target
+from inflight_operator.observe.window import Window
 from inflight_operator.reconcile.decide import decide
 from inflight_operator.reconcile.execute import Executor, ExecutorState
 from inflight_operator.reconcile.memory import Memory, first_memory
@@ -42,9 +52,14 @@ from inflight_operator.reconcile.reporter import Reporter, ReporterState, servic
 from inflight_operator.reconcile.snapshot import Snapshot, engine_image, fresh_samples
 from inflight_operator.reconcile.upgrades import UpgradePace
 from inflight_operator.render.plan import Settings
+from inflight_operator.render.prefetch import shared_claim
 from inflight_operator.telemetry.metrics import OperatorMetrics
 
 logger = logging.getLogger(__name__)
+
+FIRST_SCRAPE_SECONDS = 1.0
+"""Longest wait of a service's first round for the first scrape of its ready pods. A new leader that did not wait would
+report all services as unmeasured, push the limits that are in force, and report the contrary soon after."""
 
 
 class Recorder(Protocol):
@@ -85,14 +100,19 @@ class _Reading:
     unread: tuple[str, ...]
     policy: Policy
 
+    def is_of(self, body: Manifest, settings: Settings) -> bool:
+        """Returns True if `body` has the same spec, and maybe another status."""
+        return self.settings == settings and self.body.get("spec") == body.get("spec")
+
 
 @dataclass(slots=True)
 class _ServiceState:
-    """State of one service between two rounds. Attributes: scraped: pods of which the pool has those to scrape."""
+    """State of one service between two rounds. Attributes: scraped: pods of which the pool has those to scrape, and
+    those of them that load a model."""
 
     reading: _Reading
     memory: Memory
-    scraped: tuple[PodView, ...] | None = None
+    scraped: tuple[tuple[PodView, ...], ...] | None = None
     attainment: Attainment | None = None
     executor: ExecutorState = field(default_factory=ExecutorState)
     reporter: ReporterState = field(default_factory=ReporterState)
@@ -140,6 +160,7 @@ class Reconciler:
         self._stretch = stretch
         self._executor = Executor(api, cache, pusher, clock)
         self._reporter = Reporter(api, cache, clock)
+        self._places = PlaceFinder(api, clock)
         self._known: dict[ServiceKey, _ServiceState] = {}
         self._unreadable: dict[ServiceKey, ReporterState] = {}
         self._startups = FleetStartUps()
@@ -158,6 +179,9 @@ class Reconciler:
 
     async def reconcile(self, key: ServiceKey) -> bool:
         """Runs a round for one service; returns True if all its writes were accepted."""
+        if key not in self._known and key not in self._unreadable:
+            self._pool.keep(key, [_target(pod) for pod in self._cache.pods(key) if pod.serves])
+            await self._pool.first_results(key, FIRST_SCRAPE_SECONDS)
         body = self._cache.service(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
             self._forget(key)  # its children have it as their owner: Kubernetes deletes them
@@ -168,7 +192,7 @@ class Reconciler:
             known = self._read(key, body)
         except ValidationError as error:
             return await self._report_unreadable(key, ServiceRecord.from_dict(body), spec_problem(error))
-        snapshot = self._snapshot(key, known)
+        snapshot = self._snapshot(key, known, await self._find_places(key, known.reading))
         plan = decide(snapshot, known.memory)
         if self._recorder is not None:
             self._recorder.decided(key, snapshot, known.memory, plan)
@@ -189,9 +213,14 @@ class Reconciler:
         known, settings = self._known.get(key), self._settings()
         if known is not None and known.reading.body is body and known.reading.settings == settings:
             return known
-        asked, unread = InferenceService.read(body)
-        service = servable(asked, settings)
-        reading = _Reading(body, settings, service, unread, policy_of(asked, settings))
+        before = None if known is None else known.reading
+        if before is not None and before.is_of(body, settings):  # the operator writes statuses far more often
+            service = before.service.model_copy(update=dict(ServiceRecord.from_dict(body)))
+            reading = replace(before, body=body, service=service)
+        else:
+            asked, unread = InferenceService.read(body)
+            service = servable(asked, settings)
+            reading = _Reading(body, settings, service, unread, policy_of(asked, settings))
         if known is not None and known.memory.uid == service.metadata.uid:
             known.reading = reading
             return known
@@ -200,16 +229,34 @@ class Reconciler:
         image = "" if deployment is None else engine_image(deployment)
         now, at = self._clock.steady(), self._clock.calendar()
         memory = first_memory(service, reading.policy, ordered, now, at, image)
-        known = self._known[key] = _ServiceState(reading, memory)
+        known = self._known[key] = _ServiceState(reading, memory, reporter=ReporterState(at=now))
         return known
 
-    def _snapshot(self, key: ServiceKey, known: _ServiceState) -> Snapshot:
-        reading, now = known.reading, self._clock.steady()
+    async def _find_places(self, key: ServiceKey, reading: _Reading) -> Places | None:
+        """Returns where the model is fetched to before engines need it; None for a service that does not ask for it."""
+        spec = reading.service.spec
+        if reading.policy.prefetch is None or spec.model.prefetch is None:
+            return None
+        if not reading.policy.prefetch.cached:
+            return Places()
+        tolerations = [one.model_dump(by_alias=True, exclude_none=True) for one in spec.template.tolerations]
+        claim = shared_claim(reading.service, reading.settings)
+        return await self._places.find(key, Where(spec.model.prefetch.node_selector, tolerations, claim))
+
+    def _fetches(self, key: ServiceKey, uid: str) -> tuple[Fetch, ...]:
+        jobs = (one for one in self._cache.children(key) if one["kind"] == "Job" and owner_uid(one) == uid)
+        return fetches_of(jobs, self._cache.fetchers(key))
+
+    def _snapshot(self, key: ServiceKey, known: _ServiceState, places: Places | None) -> Snapshot:
+        reading, now, at = known.reading, self._clock.steady(), self._clock.calendar()
         pods = tuple(self._cache.pods(key))
-        if pods != known.scraped:
-            known.scraped = pods
-            self._pool.keep(key, [_target(pod) for pod in pods if pod.serves])
-        window, errors, uid = self._pool.window(key), self._pool.errors(key), reading.service.metadata.uid
+        slow = tuple(one for one in pods if one.engine.name == INFLIGHT and starts_for_long(one, at.timestamp()))
+        if (pods, slow) != known.scraped:
+            known.scraped = pods, slow
+            serving = [_target(pod) for pod in pods if pod.serves]
+            self._pool.keep(key, [*serving, *(_target(pod, _SLOW) for pod in slow)])
+        scraped, errors, uid = self._pool.window(key), self._pool.errors(key), reading.service.metadata.uid
+        window, loading = _parted(scraped)
         max_age = self._every.stale_after * self._stretch()
         gateway = self._gateway if reading.policy.gateway else None
         front = front_view(self._cache, key, uid)
@@ -221,7 +268,7 @@ class Reconciler:
             policy=reading.policy,
             settings=reading.settings,
             now=now,
-            at=self._clock.calendar(),
+            at=at,
             admin_token=self._token_of(uid),
             tuning=self._every.tuning,
             pods=pods,
@@ -243,7 +290,10 @@ class Reconciler:
             elsewhere=Elsewhere()
             if known.memory.startups.starts
             else self._startups.elsewhere(key, reading.policy.engine),
+            loading=loading,
             pool_parents=pool_parents(self._cache.child(key, "InferencePool", child_names(key.name).main)),
+            places=places,
+            fetches=() if places is None else self._fetches(key, uid),
         )
 
     def _deployment(self, key: ServiceKey, uid: str) -> Manifest | None:
@@ -270,6 +320,7 @@ class Reconciler:
         self._pool.forget(key)
         self._pusher.keep(key, ())
         self._pace.forget(key)
+        self._places.forget(key)
         self._startups.forget(key)
         self._unreadable.pop(key, None)
         self._metrics.of_services.forget(key)
@@ -288,5 +339,20 @@ class Reconciler:
         return await self._reporter.write(key, record, status, self._unreadable.setdefault(key, ReporterState()))
 
 
-def _target(pod: PodView) -> Target:
-    return Target(pod.uid, pod.name, pod.url(pod.metrics_port) + pod.engine.metrics_path, pod.engine.metrics)
+_SLOW = "slow/"
+"""Begin of the uids under which pods that are not Ready are scraped: their samples are no measurements."""
+
+
+def _parted(scraped: Window) -> tuple[Window, dict[str, Loading]]:
+    """Returns the window of the pods that serve, and the progress of those that load their model, by uid."""
+    serving = {uid: history for uid, history in scraped.pods.items() if not uid.startswith(_SLOW)}
+    if len(serving) == len(scraped.pods):
+        return scraped, {}
+    found = {uid: loading_of(scraped.pods[uid].newest) for uid in scraped.pods.keys() - serving.keys()}
+    return replace(scraped, pods=serving), {
+        uid.removeprefix(_SLOW): loading for uid, loading in sorted(found.items()) if loading is not None
+    }
+
+
+def _target(pod: PodView, prefix: str = "") -> Target:
+    return Target(prefix + pod.uid, pod.name, pod.url(pod.metrics_port) + pod.engine.metrics_path, pod.engine.metrics)

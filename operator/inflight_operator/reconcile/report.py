@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
@@ -15,6 +16,7 @@ from inflight_base.manifest.units import format_price, format_seconds
 from inflight_operator.api.resolve import service_url
 from inflight_operator.api.status import (
     MAX_DECISIONS,
+    MAX_LOADING,
     BracketStatus,
     CanaryStatus,
     Condition,
@@ -28,6 +30,7 @@ from inflight_operator.api.status import (
     InferenceServiceStatus,
     LimitsPair,
     LimitsStatus,
+    LoadingStatus,
     ModelStatus,
     ObservedStatus,
     OverrideStatus,
@@ -41,12 +44,14 @@ from inflight_operator.api.status import (
 from inflight_operator.api.types import ServiceRecord
 from inflight_operator.decide import decision as decided
 from inflight_operator.decide.decision import Number, Reason
+from inflight_operator.decide.replicas.start_up import Loading
 from inflight_operator.decide.status.conditions import ROLLOUT_STUCK, Finding, pool_refused, stuck, summarized
 from inflight_operator.decide.status.sentences import change_text, sentence
 from inflight_operator.decide.tuning.types import Bracket, Fence
 from inflight_operator.observe.metrics import mean_kv_usage
 from inflight_operator.observe.pods import PodView
 from inflight_operator.reconcile.plan import Outcome, Plan
+from inflight_operator.reconcile.prefetch import prefetch_status
 from inflight_operator.reconcile.snapshot import Snapshot, engine_image
 from inflight_operator.render.inference_pool import pool_children
 
@@ -63,7 +68,7 @@ _NO_IMAGE_VOLUMES = (
     "; model.source oci:// needs image volumes, which Kubernetes has by default from 1.35 on: use pvc:// here"
 )
 
-_ON_THE_WAY = ("Starting", "Scheduling", "Loading", "Serving", "ScaledToZero", "Idle", "Waking")
+_ON_THE_WAY = ("Starting", "Scheduling", "Loading", "Serving", "Asleep", "ScaledToZero", "Idle", "Waking")
 """Transient reasons of Ready."""
 
 EventType = Literal["Normal", "Warning"]
@@ -109,7 +114,7 @@ def findings_after(name: str, plan: Plan, outcome: Outcome) -> tuple[Finding, ..
 
 
 def _has_image_volume(child: Manifest) -> bool:
-    return child["kind"] == "Deployment" and any(
+    return child["kind"] in ("Deployment", "Job") and any(
         "image" in volume for volume in child["spec"]["template"]["spec"]["volumes"]
     )
 
@@ -139,10 +144,12 @@ def build_status(
         selector=selector_string(pod_labels(service.metadata.name)),
         engine=_engine(snapshot, plan),
         model=_model(plan),
+        prefetch=prefetch_status(plan.prefetch),
         limits=_limits(snapshot, plan),
         tuning=_tuning(snapshot, plan),
         demand=_demand(snapshot, plan),
         start_up=_start_up(snapshot, plan),
+        loading=_loading(snapshot),
         gateway=_gateway(snapshot),
         queue=_queue(snapshot),
         cost=_cost(snapshot, plan, len(replicas)),
@@ -167,6 +174,7 @@ def unreadable_status(
             "observed": None,
             "queue": None,
             "demand": None,
+            "loading": None,
             "gateway": None,
         }
     )
@@ -183,8 +191,9 @@ def spec_problem(error: ValidationError) -> str:
 def events_of(
     before: InferenceServiceStatus, after: InferenceServiceStatus, decisions: Sequence[Decision]
 ) -> list[Event]:
-    """Returns an event for a transition of Ready, one for a rollout that gets stuck, and one for each decision. A ready
-    pod that the Service does not route to yet lasts seconds, and causes no event."""
+    """Returns an event for a transition of Ready, one for a rollout that gets stuck, one for the begin and one for the
+    end of a long load, one for the end of fetching the model and one for each new problem with it, and one for each
+    decision. A ready pod that the Service does not route to yet lasts seconds, and causes no event."""
     events = []
     was, now = (_condition_of(status, "Progressing") for status in (before, after))
     if now is not None and now.reason == ROLLOUT_STUCK and (was is None or was.reason != now.reason):
@@ -193,10 +202,29 @@ def events_of(
     changed = now is not None and (was is None or (was.status, was.reason) != (now.status, now.reason))
     if now is not None and changed and now.reason != "NotRouted":
         events.append(Event("Normal" if now.reason in _ON_THE_WAY else "Warning", now.reason, now.message))
+    events += [*_loading_events(before, after), *_prefetch_events(before, after)]
     for decision in decisions:
         reason = "Scaled" if decision.kind == "Scaling" else "Tuned" if decision.applied else "TuningAdvice"
         events.append(Event("Normal", reason, f"{decision.change}: {decision.reason}"))
     return events
+
+
+def _prefetch_events(before: InferenceServiceStatus, after: InferenceServiceStatus) -> list[Event]:
+    was, now = before.prefetch, after.prefetch
+    if now is None or now.reason in ("Prefetching", None if was is None else was.reason):
+        return []
+    return [Event("Normal" if now.reason == "Prefetched" else "Warning", now.reason, now.message)]
+
+
+def _loading_events(before: InferenceServiceStatus, after: InferenceServiceStatus) -> list[Event]:
+    """Returns the events of loads that are new, and of those that are over: their pods may be Ready, or gone."""
+    was, now = ({one.pod: one for one in status.loading or ()} for status in (before, after))
+    begun = [Event("Normal", "LoadingModel", one.summary) for pod, one in now.items() if pod not in was]
+    over = [pod for pod in was if pod not in now]
+    if not over or (after.ready_replicas or 0) <= (before.ready_replicas or 0):
+        return begun
+    text = sentence(Reason("ModelRead", {"pods": ", ".join(over), "total": was[over[0]].total_bytes}))
+    return [*begun, Event("Normal", "ModelLoaded", text)]
 
 
 def _conditions(findings: tuple[Finding, ...], service: ServiceRecord, now: datetime) -> list[Condition]:
@@ -241,6 +269,8 @@ def _cost(snapshot: Snapshot, plan: Plan, pods: int) -> CostStatus | None:
         return None
     per_hour, tokens = policy.price * pods, plan.memory.demand.tokens_per_s
     numbers: dict[str, Number] = {"per_hour": per_hour, "replicas": pods, "currency": policy.currency}
+    if snapshot.asleep:
+        numbers["asleep"] = snapshot.asleep
     if tokens > 0:
         numbers["per_million"] = per_hour / 3600 / tokens * 1e6
     return CostStatus(
@@ -282,6 +312,27 @@ def _start_up(snapshot: Snapshot, plan: Plan) -> StartUpStatus | None:
     )
 
 
+def _loading(snapshot: Snapshot) -> list[LoadingStatus] | None:
+    """Returns the progress of engines that load for long; None without any."""
+    known = [(pod.name, snapshot.loading[pod.uid]) for pod in snapshot.pods if pod.uid in snapshot.loading]
+    slowest = sorted(known, key=lambda one: -(math.inf if one[1].left is None else one[1].left))
+    return [_progress(name, loading) for name, loading in slowest[:MAX_LOADING]] or None
+
+
+def _progress(name: str, loading: Loading) -> LoadingStatus:
+    numbers: dict[str, Number] = {"pod": name, "read": loading.read, "total": loading.total, "rate": loading.rate}
+    if loading.left is not None:
+        numbers["left"] = loading.left
+    return LoadingStatus(
+        pod=name,
+        bytes=int(loading.read),
+        total_bytes=int(loading.total),
+        bytes_per_second=int(loading.rate),
+        seconds_left=None if loading.left is None else math.ceil(loading.left),
+        summary=sentence(Reason("ReadingModel", numbers)),
+    )
+
+
 def _rounded(phases: Mapping[str, float | None]) -> dict[str, Any]:
     return {name: None if seconds is None else round(seconds, 3) for name, seconds in phases.items()}
 
@@ -311,6 +362,7 @@ def _observed(snapshot: Snapshot, plan: Plan) -> ObservedStatus | None:
     kv = mean_kv_usage(fresh)
     return ObservedStatus(
         running=sum(one.running for one in fresh),
+        asleep=snapshot.asleep or None,
         kv_utilization=None if kv is None else round(kv, 3),
         ttft_p95=None if measured.ttft_p95 is None else format_seconds(measured.ttft_p95),
         tpot_p95=None if measured.tpot_p95 is None else format_seconds(measured.tpot_p95),

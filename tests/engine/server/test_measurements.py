@@ -68,6 +68,7 @@ OWN = {
     "inflight_slots_wasted_ratio": "gauge",
     "inflight_admission_rejections_total": "counter",
     "inflight_requests_cancelled_total": "counter",
+    "inflight_asleep": "gauge",
     "inflight_draining": "gauge",
     "inflight_engine_restarts_total": "counter",
     "inflight_step_out_of_memory_total": "counter",
@@ -80,6 +81,7 @@ OWN = {
     "inflight_tier_failed_blocks_total": "counter",
     "inflight_tier_dropped_blocks_total": "counter",
     "inflight_tier_bytes_per_second": "gauge",
+    "inflight_disk_refused_loads_total": "counter",
     "inflight_weights_seconds": "gauge",
     "inflight_kv_cache_tokens": "gauge",
     "inflight_arrived_requests_total": "counter",
@@ -134,6 +136,7 @@ async def test_every_promised_metric_is_there_with_its_type_help_and_model_name(
                 "vllm:cache_config_info": {"block_size", "num_gpu_blocks"},
                 "vllm:request_success_total": {"finished_reason"},
                 "inflight_admission_rejections_total": {"reason"},
+                "inflight_disk_refused_loads_total": {"reason"},
                 "inflight_class_requests_waiting": {"class"},
                 "inflight_class_requests_finished_total": {"class"},
                 "inflight_step_work_total": {"term"},
@@ -243,6 +246,17 @@ async def test_predicted_queue_has_copies_to_and_from_host_memory_as_recent_prom
     copied = 3 * 64  # 150 tokens beside 50 that were computed
     expected = cost.seconds(StepWork(0, 64, 0, 64 * 25, copied))
     assert (await samples(fake))["inflight_predicted_queue_seconds"] == pytest.approx(expected, rel=0.01)
+    fake.engine.answer(0, "x")
+    await call
+
+
+async def test_predicted_queue_is_no_shorter_than_what_requests_wait_for_the_disk(make_fake):
+    fake = await make_fake()
+    call = asyncio.create_task(fake.post("/v1/completions", prompt="x" * 50))
+    await until(lambda: fake.engine.requests)
+    fake.engine.report(disk_wait_seconds=1.5)
+    await until(lambda: fake.service.session.stats.disk_wait_seconds == 1.5)
+    assert (await samples(fake))["inflight_predicted_queue_seconds"] == 1.5
     fake.engine.answer(0, "x")
     await call
 

@@ -10,7 +10,9 @@ from inflight_operator.decide.status.conditions import (
     Finding,
     Metrics,
     find_conditions,
+    resting,
     summarized,
+    uncached,
     unreadable,
 )
 from inflight_operator.decide.status.pod_problems import ServiceFacts, pod_problem
@@ -135,6 +137,34 @@ def test_a_claim_that_does_not_exist():
     problem = pod_problem(unschedulable('0/1 nodes are available: persistentvolumeclaim "models" not found.'), FACTS)
     assert problem.reason == "ClaimNotFound"
     assert 'persistentvolumeclaim "models" not found; create the claim' in problem.text
+
+
+def test_a_claim_of_the_model_cache_that_does_not_exist_or_has_no_volume():
+    facts = replace(FACTS, cache_claim="cache")
+    problem = pod_problem(unschedulable('0/1 nodes are available: persistentvolumeclaim "cache" not found.'), facts)
+    assert problem.reason == "ClaimNotFound"
+    assert "create the claim or take the namespace out of engine.modelCache.namespaces" in problem.text
+    other = pod_problem(unschedulable('0/1 nodes are available: persistentvolumeclaim "models" not found.'), facts)
+    assert "or correct model.source" in other.text
+    unbound = unschedulable("0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found")
+    problem = pod_problem(unbound, facts)
+    assert problem.reason == "ClaimNotBound"
+    assert "see why the claim cache of the model cache has no volume" in problem.text
+
+
+def test_a_folder_of_the_model_cache_that_cannot_be_written():
+    said = 'failed to create subPath directory for volumeMount "inflight-model-cache" of container "engine"'
+    waiting = {"waiting": {"reason": "CreateContainerConfigError", "message": said}}
+    problem = pod_problem(pod(phase="Pending", **container(state=waiting)), FACTS)
+    assert problem.text.endswith("engine.modelCache.hostPath of the chart must be a folder of the node with mode 0777")
+
+
+def test_pods_that_did_not_use_the_model_cache_say_why_and_are_loaded_nevertheless():
+    conditions = tuple(found([READY], wanted=1, metrics=Metrics(1, 1, "")).values())
+    assert uncached(conditions, [], 1) == conditions
+    loaded = next(one for one in uncached(conditions, ["its disk is full"], 2) if one.type == "ModelLoaded")
+    assert loaded.status == "True"
+    assert loaded.message.endswith("is loaded in 1 pod; 1 of 2 pods did not use the model cache: its disk is full")
 
 
 def test_no_node_for_another_reason():
@@ -307,3 +337,23 @@ def test_a_pod_that_was_evicted_is_no_replica():
     conditions = found([READY, evicted], wanted=1)
     assert conditions["Ready"].message == "1 of 1 replicas takes requests"
     assert conditions["Progressing"].reason == "Complete"
+
+
+@pytest.mark.parametrize(
+    ("asleep", "reason", "said"),
+    [
+        (0, "Serving", ""),
+        (1, "Serving", ""),
+        (2, "Asleep", "; 2 pods are asleep, without a KV cache (scaling.sleep), until the next request"),
+    ],
+)
+def test_a_service_whose_pods_are_all_asleep_is_ready_and_says_so(asleep, reason, said):
+    findings = resting(tuple(found([READY, READY]).values()), asleep, 2)
+    assert findings[0] == Finding("Ready", "True", reason, f"2 of 2 replicas take requests{said}")
+
+
+def test_a_problem_goes_before_sleep():
+    failing = pod("chat-2", **container(state={"waiting": {"reason": "ErrImageNeverPull", "message": "no"}}))
+    before = tuple(found([READY, failing]).values())
+    assert before[0].reason != "Serving"
+    assert resting(before, 1, 1) == before

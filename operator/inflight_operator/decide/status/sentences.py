@@ -39,6 +39,13 @@ def _seconds(value: Number) -> str:
     return format_seconds(float(value))
 
 
+def _size(value: Number) -> str:
+    """Three significant digits: 16.1 GB, 120 MB."""
+    size = float(value)
+    unit, factor = ("GB", 1e9) if size >= 1e9 else ("MB", 1e6)
+    return f"{size / factor:.0f} {unit}" if size >= 100 * factor else f"{size / factor:.3g} {unit}"
+
+
 def _rate(value: Number) -> str:
     """Three significant digits: 61.3, 0.42."""
     rate = float(value)
@@ -121,6 +128,15 @@ _BASES: Mapping[str, str] = {
     "Fleet": "of other services",
 }
 """Starts that a lead time is from, by `Basis`."""
+
+
+def _have(n: _Numbers) -> str:
+    size = f" ({float(n['bytes']) / 1e9:.3g} GB)" if n["bytes"] else ""
+    if "claim" in n:
+        return f"the claim {n['claim']} {'has' if n['done'] else 'does not have'} the model{size if n['done'] else ''}"
+    each = f"{size[:-1]} each)" if size else ""
+    return f"{n['done']} of {count(n['total'], 'node')} {'has' if n['total'] == 1 else 'have'} the model{each}"
+
 
 _DURING = {
     "Overridden": "while spec.tuning.override is in force",
@@ -220,11 +236,21 @@ _STATE: dict[str, Callable[[_Numbers], str]] = {
         f" {', '.join(f'{phase} {_seconds(n[phase])}' for phase in Phases._fields)}"
         f" (median of {count(n['starts'], 'start')} {_BASES[str(n['basis'])]})"
     ),
+    "ReadingModel": lambda n: (
+        f"{n['pod']} has read {_size(n['read'])} of {_size(n['total'])} of its model, {_size(n['rate'])}/s"
+        + (f", about {_seconds(n['left'])} left" if "left" in n else "")
+    ),
+    "ModelRead": lambda n: f"{n['pods']}: the model ({_size(n['total'])}) is loaded",
     "Cost": lambda n: (
         f"{_price(n, 'per_hour')} an hour for {count(n['replicas'], 'pod')}"
+        + (f" ({n['asleep']} asleep)" if "asleep" in n else "")
         + (f", {_price(n, 'per_million')} for a million tokens" if "per_million" in n else "")
     ),
     # Scaling to zero and back.
+    "Asleep": lambda n: (
+        f"{count(n['pods'], 'pod')} {'is' if n['pods'] == 1 else 'are'} asleep, without a KV cache (scaling.sleep),"
+        " until the next request"
+    ),
     "Idle": lambda n: (
         f"no request came for {_seconds(n['timeout'])} (scaling.idleTimeout): the next one starts a replica"
     ),
@@ -258,6 +284,36 @@ _STATE: dict[str, Callable[[_Numbers], str]] = {
         " than the InferencePool has, and gateways that use it may not reach them"
     ),
     "PoolNotReferenced": lambda n: "no gateway uses the InferencePool yet: an HTTPRoute must have it as a backend",
+    # Fetching the model before engines need it.
+    "Prefetching": _have,
+    "Prefetched": _have,
+    "PrefetchFailing": lambda n: f"{_have(n)}; on {n['place']}: {n['said']}",
+    "PrefetchNoCache": lambda n: (
+        "there is nowhere to keep what model.prefetch would fetch: give the namespace a model cache (engine.modelCache"
+        " of the chart), or use an oci:// source"
+    ),
+    "PrefetchNodesUnknown": lambda n: (
+        "the operator cannot list nodes, so model.prefetch has no effect: grant it list of nodes (the chart does"
+        f" where it watches all namespaces), or use a claim as the model cache; {n['said']}"
+    ),
+    "PrefetchNoNode": lambda n: (
+        "no node that is ready has the labels of model.prefetch.nodeSelector and only taints that template.tolerations"
+        " tolerates"
+    ),
+    "PrefetchTooManyNodes": lambda n: (
+        f"model.prefetch.nodeSelector selects {n['said']} nodes, and 500 at most are served: select fewer"
+    ),
+    "PrefetchNoClaim": lambda n: (
+        f"the claim {n['said']} of the model cache does not exist in this namespace: create it, or take the namespace"
+        " out of engine.modelCache.namespaces of the chart"
+    ),
+    "PrefetchClaimUnknown": lambda n: (
+        f"the operator cannot read the claim of the model cache, so model.prefetch has no effect: {n['said']}"
+    ),
+    "PrefetchClaimOfOneNode": lambda n: (
+        f"the claim {n['said']} of the model cache has not the access mode ReadWriteMany: a pod that fills it would"
+        " keep engines from it, so the first engine fills it"
+    ),
     # Replicas: reasons for no change.
     "NoTargets": lambda n: "no scaling target is set: replicas stay as they are",
     "NoReadyPods": lambda n: "no pod is ready yet: replicas stay as they are",
@@ -333,5 +389,6 @@ _STATE: dict[str, Callable[[_Numbers], str]] = {
 
 _SENTENCES = _TRAFFIC | _STATE
 
-FOLLOW_TRAFFIC = frozenset(_TRAFFIC) | {"ScaleUpHeld", "ScaleDownHeld"}
-"""Reasons of conditions that come and go with the traffic; these two are the reason of a change that is held back."""
+FOLLOW_TRAFFIC = frozenset(_TRAFFIC) | {"ScaleUpHeld", "ScaleDownHeld", "Measuring"}
+"""Reasons of conditions that come and go with the traffic. Also those of a change that is held back, and the one that
+each window of samples begins with, as after a restart of the operator."""
