@@ -344,7 +344,7 @@ class InferenceServiceStatus(StatusModel):
         description="Demand against capacity. Absent until engines have measured the costs of their steps.",
     )
     start_up: StartUpStatus | None = Field(
-        default=None, description="Lead time of a new replica. Absent before a replica was ordered."
+        default=None, description="Lead time of a new replica. Absent before any start is known."
     )
     loading: list[LoadingStatus] | None = Field(
         default=None,
