@@ -99,6 +99,14 @@ class DiskLoads:
         """Blocks are on their way between host memory and the disk."""
         return bool(self._waiting or self._unsent or self._reads) or self.thread.busy
 
+    @property
+    def wait_seconds(self) -> float:
+        """Predicted seconds until no request waits any more; 0: none does."""
+        if not self._waiting:
+            return 0.0
+        latest = max(each.until for each in self._waiting.values()) - self._clock()
+        return max(0.0, min(latest, self._seconds(0) + self.thread.stalled))
+
     def put(self, request: Request) -> bool:
         """Take a request whose blocks are hashed, if it should wait; False: it finds nothing on the disk, or is faster
         without it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -134,6 +134,9 @@ class ObservedStatus(StatusModel):
     """Last reports of the ready engines, combined."""
 
     running: int = Field(description="Running requests of all engines.")
+    asleep: int | None = Field(
+        default=None, description="Engines that are asleep, by scaling.sleep. Absent while none is."
+    )
     kv_utilization: float | None = Field(
         default=None,
         description="Share of the KV cache in use, 0 to 1, as the mean of the engines that report it.",
@@ -262,6 +265,29 @@ class StartUpStatus(StatusModel):
     )
 
 
+class PrefetchStatus(StatusModel):
+    """Fetching the model before engines need it."""
+
+    done: int = Field(description="Number of nodes that have the model; of a claim that all nodes share, 1.")
+    total: int = Field(description="Number of nodes that are to have it.")
+    bytes: int = Field(description="Bytes of weights on these nodes.")
+    total_bytes: int | None = Field(
+        default=None, description="Bytes when all have them. Absent before the first one has."
+    )
+    reason: str = Field(
+        max_length=64, description="State in one CamelCase word: Prefetching, Prefetched, or a problem."
+    )
+    message: str = Field(max_length=1024, description="The same in a sentence that a person can act on.")
+    run: str = Field(max_length=64, description="Identity of what is fetched: another spec or version begins anew.")
+    digest: str | None = Field(default=None, max_length=81, description="Version of the model that was fetched.")
+    served: str | None = Field(
+        default=None, max_length=81, description="Version of the newest rollout that the run is for."
+    )
+    places: list[Annotated[str, Field(max_length=253)]] = Field(
+        default_factory=list, max_length=500, description="Names of the nodes that have the model, or of the claim."
+    )
+
+
 class LoadingStatus(StatusModel):
     """Progress of an engine that reads its model for long."""
 
@@ -328,6 +354,9 @@ class InferenceServiceStatus(StatusModel):
     engine: EngineStatus | None = Field(default=None, description="Engine release of the pods.")
     model: ModelStatus | None = Field(
         default=None, description="Version of the model. Absent until a pod has reported one."
+    )
+    prefetch: PrefetchStatus | None = Field(
+        default=None, description="Fetching the model before engines need it. Only with model.prefetch."
     )
     limits: LimitsStatus | None = Field(
         default=None, description="Limits that engines run with now. Absent with engine.type custom."
