@@ -1,5 +1,6 @@
 """The ledger of sent requests: exact counts, and tokens that the last sample cannot contain."""
 
+import struct
 from dataclasses import replace
 
 import pytest
@@ -9,9 +10,10 @@ from hypothesis import strategies as st
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.engines.account import Account, Sent
 from inflight_gateway.engines.ledger import Ledger
+from inflight_gateway.pick.blocks import ReplicaBlocks
 from inflight_gateway.pick.load import STALE_S, decode_work
 from inflight_gateway.tenants.estimate import Estimates
-from inflight_gateway.types import Endpoint, EngineSample, Pick, RequestView, ServiceConfig
+from inflight_gateway.types import Endpoint, EngineSample, Pick, PromptBlocks, RequestView, ServiceConfig
 from tests.gateway.pick.loads import COST
 
 SERVICE = ServiceKey("default", "chat")
@@ -177,6 +179,23 @@ def test_cached_tokens_are_those_of_the_blocks_that_were_sent_there_but_never_th
     assert world.load(A, prompt=1000, prefix=(*prefix, 99)).cached_tokens == 640
     assert world.load(A, prompt=640, prefix=prefix).cached_tokens == 639
     assert world.load(B, prompt=640, prefix=prefix).cached_tokens == 0
+
+
+def test_of_cached_tokens_those_behind_the_device_and_those_on_the_disk_are_known_where_events_tell_of_them():
+    world, replica = World(), ReplicaBlocks()
+    replica.block_size = 16
+    world.ledger.publishes(SERVICE, A.address, replica)
+    names, prefix = list(range(1, 41)), tuple(range(1, 11))
+    replica.stored(names, None, "GPU")
+    world.send("x", A, prompt=640, prefix=prefix)
+    world.ledger.told("x", PromptBlocks(16, 640, struct.pack("<40Q", *names)), 0.0)
+    replica.removed(names[10:], "GPU")
+    replica.stored(names[10:20], None, "CPU")
+    replica.stored(names[10:], None, "DISK")
+    load = world.load(A, prompt=1000, prefix=(*prefix, 99))
+    assert (load.cached_tokens, load.loaded_tokens, load.disk_tokens) == (640, 30 * 16, 20 * 16)
+    load = world.load(B, prompt=1000, prefix=(*prefix, 99))
+    assert (load.cached_tokens, load.loaded_tokens, load.disk_tokens) == (0, 0, 0)
 
 
 def test_an_endpoint_that_is_gone_leaves_neither_cache_nor_account_behind():
