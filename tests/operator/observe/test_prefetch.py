@@ -155,5 +155,12 @@ def test_a_job_that_failed_says_when_and_why():
     assert (found.state, found.failure, found.ended) == ("failed", "too long", 1795168800.0)
 
 
+def test_a_pod_of_a_job_that_was_deleted_takes_its_node_until_it_has_ended():
+    pod = pod_view(pod_body("chat-fetch-1-abc", ready=False))
+    (found,) = fetches_of([], {"chat-fetch-1": pod})
+    assert (found.place, found.state) == (pod.node, "leaving")
+    assert fetches_of([], {"chat-fetch-1": ended("")}) == ()
+
+
 def test_a_job_that_is_being_deleted_is_leaving():
     assert seen(job(COMPLETE, deletionTimestamp="2026-11-20T10:00:00Z")).state == "leaving"
