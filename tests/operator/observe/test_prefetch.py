@@ -5,8 +5,9 @@ import pytest
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.manifest.keys import ServiceKey
 from inflight_contract.prefetch import PrefetchReport
+from inflight_operator.api.status import MAX_PLACES
 from inflight_operator.clock import Clock
-from inflight_operator.observe.place_finder import FIND_SECONDS, MOST_PLACES, PlaceFinder, Where
+from inflight_operator.observe.place_finder import FIND_SECONDS, PlaceFinder, Where
 from inflight_operator.observe.pods import pod_view
 from inflight_operator.observe.prefetch_view import Places, fetches_of
 from tests.operator.fakes import pod_body
@@ -72,9 +73,9 @@ async def test_nodes_that_the_pods_may_not_run_on_are_left_out(taint, toleration
 
 
 async def test_too_many_nodes_are_none():
-    nodes = [node(f"n{number}") for number in range(MOST_PLACES + 1)]
+    nodes = [node(f"n{number}") for number in range(MAX_PLACES + 1)]
     assert (await find(Api(nodes))).obstacle == "TooManyNodes"
-    assert len((await find(Api(nodes[1:]))).names) == MOST_PLACES
+    assert len((await find(Api(nodes[1:]))).names) == MAX_PLACES
 
 
 async def test_an_operator_that_may_not_list_nodes_says_so():
