@@ -60,6 +60,30 @@ BAD = {
         )
         for path in ("/models", "../models", "a/..")
     },
+    "a prefetch of a model in the image": (
+        spec(model={**MODEL, "prefetch": {"nodeSelector": {"disk": "fast"}}}),
+        "model.prefetch is for hf://, oci://, s3://, gs://, az:// and https:// sources only",
+    ),
+    "a prefetch of a model in a claim": (
+        spec(model={"source": "pvc://models/a", "prefetch": {"nodeSelector": {"disk": "fast"}}}),
+        "model.prefetch is for hf://, oci://, s3://, gs://, az:// and https:// sources only",
+    ),
+    **{
+        f"a prefetch to nodes with {what}": (
+            spec(model={"source": "s3://models/a", "prefetch": {"nodeSelector": labels}}),
+            "model.prefetch.nodeSelector must have at least one label of the nodes",
+        )
+        for what, labels in {
+            "no label": {},
+            "a label that has no name": {"example.com/": "fast"},
+            "a value that no label has": {"disk": "very fast"},
+            "a name that no label has": {"disk type": "fast"},
+        }.items()
+    },
+    "a prefetch to no nodes": (
+        spec(model={"source": "s3://models/a", "prefetch": {}}),
+        "spec.model.prefetch.nodeSelector: Required value",
+    ),
     "a path in a claim": (
         spec(model={"source": "pvc://models/a", "path": "b"}),
         "model.path is for oci:// sources only",

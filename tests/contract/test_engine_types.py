@@ -14,6 +14,7 @@ TYPES = {
 }
 OTHER_VALUES = {
     "model.revision": "v2",
+    "model.prefetch": {"nodeSelector": {"accelerator": "h200"}},
     "engine.plugin": False,
     "engine.custom": {"port": 8080},
     "engine.extraArgs": ["--block-size=32"],

@@ -209,6 +209,7 @@ class FakeApi:
         self.refuse = {}
         self.rewrite = False
         self.statuses = []
+        self.nodes = []
 
     def _call(self, *call):
         self.calls.append(call)
@@ -219,9 +220,9 @@ class FakeApi:
     async def get(self, kind, namespace, name):
         self._call("get", kind, name)
 
-    async def list(self, kind, namespace=None, selector=None):
-        self._call("list", kind)
-        return []
+    async def list(self, selection):
+        self._call("list", selection.kind)
+        return self.nodes if selection.kind == "Node" else []
 
     async def apply(self, manifest, *, force=True):
         self._call("apply", manifest["kind"], copy.deepcopy(manifest))

@@ -85,7 +85,7 @@ class DiskLoads:
         self._number_of: dict[bytes, int] = {}
         """The read that brings a block."""
         self._next = 0
-        offload.stored, offload.damaged = thread.store, thread.drop
+        offload.stored, offload.used, offload.damaged = thread.store, thread.touch, thread.drop
 
     @property
     def ready(self) -> bool:
@@ -126,11 +126,11 @@ class DiskLoads:
             else:
                 break
         num_loads = len(missing) + sum(len(self._reads[number].hashes) for number in numbers)
+        if not num_loads:
+            return False
         num_before = (num_cached + len(known)) * size
         computing = self._offload.seconds_to_compute(num_loads * size, num_before)
         patience = _UNKNOWN_PATIENCE if computing is None else max(_LEAST_PATIENCE, computing)
-        if not num_loads:
-            return False
         if self.thread.stalled > patience:
             self.num_stalled += 1
             return False

@@ -314,8 +314,11 @@ async def test_a_function_whose_calls_have_no_grammar_is_refused_where_it_must_b
         ),
     ],
 )
-async def test_a_function_whose_schema_is_refused_is_named(make_fake, function, place, said):
-    fake = await make_fake(tool_call_parser="hermes")
+@pytest.mark.parametrize("parser", ["hermes", "qwen3_coder", "gemma4", "pythonic"])
+async def test_a_function_whose_schema_is_refused_is_named(make_fake, function, place, said, parser):
+    if parser != "hermes" and "$ref" in function["parameters"]:
+        pytest.skip("parameters that refer to a definition are not written")
+    fake = await make_fake(tool_call_parser=parser)
     tools = [TOOL, {"type": "function", "function": {"name": "wrong", **function}}]
     choices = ["required", {"type": "function", "function": {"name": "wrong"}}]
     for choice in choices:

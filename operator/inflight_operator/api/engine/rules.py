@@ -21,6 +21,7 @@ _STARTED = (INFLIGHT, VLLM)
 
 TYPES_OF_FIELDS: dict[str, tuple[str, ...]] = {
     "model.revision": _STARTED,
+    "model.prefetch": _OWN,
     "engine.plugin": (VLLM,),
     "engine.custom": (CUSTOM,),
     "engine.extraArgs": _STARTED,
