@@ -346,3 +346,34 @@ def test_growth_is_left_out_unless_it_is_asked_for():
     world.sent(2)
     assert world.load().growth is None
     assert world.load().answer_tokens == 2000
+
+
+def test_an_engine_that_fell_asleep_has_nothing_cached():
+    world = World()
+    prefix = (11, 12, 13)
+    world.send("x", A, at=1.0, prefix=prefix)
+    world.send("y", B, at=1.0, prefix=prefix)
+    for name in "xy":
+        world.ledger.end(name, 2.0)
+    cached = world.load(A, 3.0, prefix=prefix).cached_tokens
+    assert cached > 0
+    world.scrape(A, 3.0, asleep=True)
+    assert world.load(A, 3.5, prefix=prefix).cached_tokens == 0
+    assert world.load(B, 3.5, prefix=prefix).cached_tokens == cached
+    world.send("z", A, at=4.0, prefix=prefix)
+    world.ledger.end("z", 5.0)
+    world.scrape(A, 5.5)
+    assert world.load(A, 6.0, prefix=prefix).cached_tokens == cached
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_was_sent_after_a_scrape_found_an_engine_asleep_stays_cached(ends):
+    world = World()
+    prefix = (11, 12, 13)
+    world.scrape(A, 0.0, asleep=True)
+    world.load(A, 0.0)
+    world.send("x", A, at=1.0, prefix=prefix)
+    world.scrape(A, 0.5, asleep=True)  # a page that was on its way
+    if ends:
+        world.ledger.end("x", 1.2)
+    assert world.load(A, 1.5, prefix=prefix).cached_tokens > 0
