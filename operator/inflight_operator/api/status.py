@@ -10,6 +10,9 @@ from inflight_operator.api.base import StatusModel, Timestamp
 from inflight_settings.limits import Limits
 
 MAX_DECISIONS = 10
+
+MAX_PLACES = 500
+"""Most nodes that the model of one service is fetched to before engines need it."""
 MAX_LOADING = 8
 
 
@@ -284,7 +287,9 @@ class PrefetchStatus(StatusModel):
         default=None, max_length=81, description="Version of the newest rollout that the run is for."
     )
     places: list[Annotated[str, Field(max_length=253)]] = Field(
-        default_factory=list, max_length=500, description="Names of the nodes that have the model, or of the claim."
+        default_factory=list,
+        max_length=MAX_PLACES,
+        description="Names of the nodes that have the model, or of the claim.",
     )
 
 
@@ -373,7 +378,7 @@ class InferenceServiceStatus(StatusModel):
         description="Demand against capacity. Absent until engines have measured the costs of their steps.",
     )
     start_up: StartUpStatus | None = Field(
-        default=None, description="Lead time of a new replica. Absent before a replica was ordered."
+        default=None, description="Lead time of a new replica. Absent before any start is known."
     )
     loading: list[LoadingStatus] | None = Field(
         default=None,

@@ -12,14 +12,12 @@ from inflight_base.kube.kinds import Selection
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import selector_string
+from inflight_operator.api.status import MAX_PLACES
 from inflight_operator.clock import Clock
 from inflight_operator.observe.prefetch_view import Places
 
 FIND_SECONDS = 60.0
 """Seconds for which a list of nodes is used: a node that joins is found after that."""
-
-MOST_PLACES = 500
-"""Most nodes that the model of one service is fetched to: their names are in its status."""
 
 _WRITERS = "ReadWriteMany"
 
@@ -85,7 +83,7 @@ class PlaceFinder:
         names = sorted(node["metadata"]["name"] for node in nodes if _admits(node, where.tolerations))
         if not names:
             return Places(obstacle="NoNode")
-        if len(names) > MOST_PLACES:
+        if len(names) > MAX_PLACES:
             return Places(obstacle="TooManyNodes", said=str(len(names)))
         return Places(tuple(names))
 

@@ -43,7 +43,7 @@ class Fetch:
         place: node, or the shared claim.
         run: what it fetches; see `decide.prefetch`.
         template: identity of its pod template.
-        state: leaving: it is being deleted.
+        state: leaving: it is being deleted, or was, and its pod is still there.
         pod: its newest pod; None without one.
         report: what its pod found; None unless the Job is done.
         failure: why the Job failed, in the words of Kubernetes.
@@ -61,8 +61,14 @@ class Fetch:
 
 
 def fetches_of(jobs: Iterable[Manifest], pods: Mapping[str, PodView]) -> tuple[Fetch, ...]:
-    """Returns the views of Jobs. Args: pods: the newest pod of each, by the name of the Job."""
-    return tuple(_fetch(job, pods.get(job["metadata"]["name"])) for job in jobs)
+    """Returns the views of Jobs, and of pods that are left of Jobs that were deleted.
+
+    Args:
+        pods: the newest pod of each, by the name of the Job.
+    """
+    found = {job["metadata"]["name"]: _fetch(job, pods.get(job["metadata"]["name"])) for job in jobs}
+    left = (pod for name, pod in pods.items() if name not in found and pod.phase in ("Pending", "Running"))
+    return (*found.values(), *(Fetch(pod.node, "", "", "leaving", pod) for pod in left))
 
 
 def _fetch(job: Mapping[str, Any], pod: PodView | None) -> Fetch:

@@ -175,21 +175,20 @@ class Cluster:
     def round(self):
         found = decided(Places(tuple(sorted(self.nodes))), self.jobs, self.known, self.wanted, self.now)
         self.known = found.progress
-        name = {(one.place, one.run, one.template) for one in self.jobs}
         asked = {(place, found.progress.run, self.wanted.template) for place in found.places}
-        self.jobs = [
-            one
-            if (one.place, one.run, one.template) in asked
-            else replace(one, state="leaving")
-            if one.state == "running"
-            else None
-            for one in self.jobs
-        ]
-        self.jobs = [one for one in self.jobs if one is not None] + [Fetch(*one) for one in sorted(asked - name)]
+        there = {(one.place, one.run, one.template) for one in self.jobs}
+        kept = [self._kept(one, (one.place, one.run, one.template) in asked) for one in self.jobs]
+        self.jobs = [*(one for one in kept if one is not None), *(Fetch(*one) for one in sorted(asked - there))]
         working = [one for one in self.jobs if one.state in ("running", "leaving")]
         assert len(working) <= AT_ONCE
         assert len({one.place for one in self.jobs}) == len(self.jobs), "two Jobs for one node"
         return found
+
+    def _kept(self, job, asked):
+        """A pod that runs takes a while to end; a Job without one is gone at once."""
+        if asked or job.state == "leaving":
+            return job
+        return replace(job, state="leaving") if job.state == "running" else None
 
     def happens(self, what, number):
         node = NODES[number]

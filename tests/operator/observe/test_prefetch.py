@@ -5,8 +5,9 @@ import pytest
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.manifest.keys import ServiceKey
 from inflight_contract.prefetch import PrefetchReport
+from inflight_operator.api.status import MAX_PLACES
 from inflight_operator.clock import Clock
-from inflight_operator.observe.place_finder import FIND_SECONDS, MOST_PLACES, PlaceFinder, Where
+from inflight_operator.observe.place_finder import FIND_SECONDS, PlaceFinder, Where
 from inflight_operator.observe.pods import pod_view
 from inflight_operator.observe.prefetch_view import Places, fetches_of
 from tests.operator.fakes import pod_body
@@ -72,9 +73,9 @@ async def test_nodes_that_the_pods_may_not_run_on_are_left_out(taint, toleration
 
 
 async def test_too_many_nodes_are_none():
-    nodes = [node(f"n{number}") for number in range(MOST_PLACES + 1)]
+    nodes = [node(f"n{number}") for number in range(MAX_PLACES + 1)]
     assert (await find(Api(nodes))).obstacle == "TooManyNodes"
-    assert len((await find(Api(nodes[1:]))).names) == MOST_PLACES
+    assert len((await find(Api(nodes[1:]))).names) == MAX_PLACES
 
 
 async def test_an_operator_that_may_not_list_nodes_says_so():
@@ -153,6 +154,13 @@ def test_a_job_that_failed_says_when_and_why():
     failed = {"type": "Failed", "status": "True", "message": "too long", "lastTransitionTime": "2026-11-20T10:00:00Z"}
     found = seen(job(failed))
     assert (found.state, found.failure, found.ended) == ("failed", "too long", 1795168800.0)
+
+
+def test_a_pod_of_a_job_that_was_deleted_takes_its_node_until_it_has_ended():
+    pod = pod_view(pod_body("chat-fetch-1-abc", ready=False))
+    (found,) = fetches_of([], {"chat-fetch-1": pod})
+    assert (found.place, found.state) == (pod.node, "leaving")
+    assert fetches_of([], {"chat-fetch-1": ended("")}) == ()
 
 
 def test_a_job_that_is_being_deleted_is_leaving():

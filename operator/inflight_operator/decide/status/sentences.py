@@ -301,7 +301,8 @@ _STATE: dict[str, Callable[[_Numbers], str]] = {
         " tolerates"
     ),
     "PrefetchTooManyNodes": lambda n: (
-        f"model.prefetch.nodeSelector selects {n['said']} nodes, and 500 at most are served: select fewer"
+        f"model.prefetch.nodeSelector selects {n['said']} nodes, more than status.prefetch.places can"
+        " name: select fewer"
     ),
     "PrefetchNoClaim": lambda n: (
         f"the claim {n['said']} of the model cache does not exist in this namespace: create it, or take the namespace"
