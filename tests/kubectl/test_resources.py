@@ -17,6 +17,8 @@ from tests.kubectl.objects import body, condition, pod, pod_body, service
         ([condition("Ready", "False", "Starting"), condition("Progressing", "False", "ApplyFailed")], "Failing"),
         ([condition("Ready", "False", "ImagePullFailed")], "Failing"),
         ([condition("Ready", "False", "ScaledToZero")], "Stopped"),
+        ([condition("Ready", reason="Asleep")], "Asleep"),
+        ([condition("Ready", reason="Asleep"), condition("Progressing", "True", "RollingOut")], "Updating"),
     ],
 )
 def test_the_state_follows_the_conditions(conditions, state):
