@@ -59,7 +59,7 @@ _NO_STRING = r"/(?s:\s*([-0-9\[{].*|(true|false|null|True|False|None)\s*))/"
 
 
 class UnenforceableError(ValueError):
-    """A keyword of a strict function's schema that its calls cannot be bound to. `place`: in the schema."""
+    """A part of a function's schema that its calls cannot be bound to. `place`: in the schema."""
 
     def __init__(self, name: str, place: str, keyword: str) -> None:
         super().__init__(f"{keyword} cannot be enforced in this model's format of calls")
@@ -105,6 +105,17 @@ class _Values:
         says = schema.keys() & (_ASSERTIONS | {"x-guidance"})
         target = referred(self.root, schema) if says == {"$ref"} else None
         return id(target) if isinstance(target, dict) else 0
+
+    def alternatives(self, schema: Schema, place: str) -> list[tuple[str, dict[str, Any]]]:
+        """What `kinds` gives.
+
+        Raises:
+            UnenforceableError: nothing, strict or not: the argument could not be written.
+        """
+        found = [*self.kinds(schema, place)]
+        if not found:
+            raise UnenforceableError(self._name, place, "a schema that no value follows")
+        return found
 
     def kinds(self, schema: Schema, place: str, depth: int = MAX_DEPTH) -> Iterator[tuple[str, dict[str, Any]]]:
         """JSON types that a schema permits, each with a schema of its values without references; no type: any."""
@@ -265,7 +276,7 @@ def _tagged_value(values: _Values, part: Tagged, schema: Schema, place: str) -> 
     if types and "string" not in types:
         return "", text.rule(f"{text.json(schema, strict=values.strict)} {text.literal(end)}")
     strings, others = [], []
-    kinds = [*values.kinds(schema, place)]
+    kinds = values.alternatives(schema, place)
     if not types:  # read as a string
         kinds = [(kind, each) if kind == "string" else ("", {}) for kind, each in kinds]
     mixed = any(kind not in ("", "string") for kind, _ in kinds)
@@ -391,11 +402,15 @@ class _Written:
     def _rule_of(self, schema: Schema, place: str) -> str:
         target = self._values.target(schema)
         if not target:
-            return self._text.rule(" | ".join(self._kind(*each, place) for each in self._values.kinds(schema, place)))
+            return self._text.rule(
+                " | ".join(self._kind(*each, place) for each in self._values.alternatives(schema, place))
+            )
         if target not in self._names:
             # Named before it is written: it may refer to itself.
             name = self._names[target] = f"d{next(self._text.numbers)}"
-            self._text.add(name, " | ".join(self._kind(*each, place) for each in self._values.kinds(schema, place)))
+            self._text.add(
+                name, " | ".join(self._kind(*each, place) for each in self._values.alternatives(schema, place))
+            )
         return self._names[target]
 
     def _kind(self, kind: str, part: Schema, place: str) -> str:

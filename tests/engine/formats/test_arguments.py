@@ -130,6 +130,15 @@ def test_keywords_that_a_notation_cannot_write_refuse_strict_functions_by_their_
 
 
 @pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("part", [{"enum": []}, {"type": "string", "enum": [1]}, {"anyOf": []}])
+def test_parameters_without_a_value_are_refused(name, part):
+    tool = {"name": "f", "parameters": {"properties": {"a": part}, "required": ["a"]}}
+    with pytest.raises(UnenforceableError, match=r"^a schema that no value follows") as refused:
+        calls_grammar(named(name), [tool], lambda _name: None, several=False)
+    assert refused.value.place == ".properties.a"
+
+
+@pytest.mark.parametrize("name", OWN)
 @pytest.mark.parametrize("more", [{"required": ["b"]}, {"anyOf": [{"required": ["a"]}]}, {"minProperties": 1}])
 def test_keywords_of_all_parameters_that_cannot_be_written_refuse_strict_functions(name, more):
     tool = {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}, **more}}

@@ -318,7 +318,7 @@ class ChatCompletionRequest(OpenAIFields, TemplateFields):
             }
             return of_grammar("tools", text, short_runs=sum(map(longest_run, plain)) <= MAX_FORCED, parts=parts)
         except UnenforceableError as error:
-            index = next(i for i, each in named.items() if each.strict and each.name == error.name)
+            index = next(i for i, each in named.items() if each.name == error.name)
             message = f"tools.{index}.function.parameters{error.place}: {error}"
             raise bad_request(message, "tools", INVALID) from None
         except ValueError as error:
