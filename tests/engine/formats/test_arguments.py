@@ -7,8 +7,8 @@ import re
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from inflight_engine.formats.arguments import UnenforceableError
 from inflight_engine.formats.grammar import calls_grammar
+from inflight_engine.formats.kinds import UnenforceableError
 from inflight_engine.formats.parser import Parsing
 from inflight_engine.formats.table import FORMATS
 from tests.engine.formats.answers import parse
