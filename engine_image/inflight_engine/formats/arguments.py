@@ -11,75 +11,11 @@ from typing import Any
 from inflight_engine.formats.format import Tagged
 from inflight_engine.formats.kinds import LIST_REFUSED, OBJECT_REFUSED, Schema, Values, required_of
 from inflight_engine.formats.rules import GrammarText
+from inflight_engine.formats.strings import count_of, plain_string
 from inflight_engine.formats.values import GEMMA_QUOTE, MAX_DEPTH, json_types
-
-_DATE = r"[0-9]{4}-(?:(?:0[13578]|1[02])-31|(?:0[13-9]|1[0-2])-(?:29|30)|(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8]))"
-_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]+)?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-_BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-_FORMATS = {
-    "date": _DATE,
-    "time": _TIME,
-    "date-time": f"(?:{_DATE})T{_TIME}",
-    "uuid": "[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
-    "ipv4": rf"(?:{_BYTE}\.){{3}}{_BYTE}",
-}
-"""Formats of strings (RFC 3339, 4122 and 2673, years of 29 February aside), as regular expressions."""
 
 _NO_STRING = r"/(?s:\s*([-0-9\[{].*|(true|false|null|True|False|None)\s*))/"
 """Text that is read as JSON where a parameter takes more than strings."""
-
-
-def _count(part: Schema, keyword: str) -> int | None:
-    value = part.get(keyword)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
-def _plain_string(values: Values, part: Schema, end: str, close: str, place: str, also: str = "") -> str:
-    """A rule for a string as it is, and what ends it.
-
-    Args:
-        close: text that ends it for the parser, contained in `end`.
-        also: restricts the text further.
-    """
-    bounds = also
-    least, most = _count(part, "minLength"), _count(part, "maxLength")
-    if least or most is not None:
-        bounds += f" & /(?s:.{{{least or 0},{'' if most is None else most}}})/"
-    for regex in (_searched(part.get("pattern")), _FORMATS.get(str(part.get("format")))):
-        if regex is not None:
-            escaped = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", regex, flags=re.DOTALL)
-            bounds += " & /(?:" + escaped.replace("\n", r"\n") + ")/"
-    if part.get("format") is not None and part["format"] not in _FORMATS:
-        values.refuse(place, "format")
-    if bounds or close != end:
-        bounds += " & ~/(?s:.*" + re.escape(close).replace("/", r"\/") + ".*)/"
-    return values.text.text_up_to(end, bounds)
-
-
-def _searched(pattern: object) -> str | None:
-    """A regular expression for texts that a pattern is found in."""
-    if not isinstance(pattern, str):
-        return None
-    found = []
-    for each in _alternatives(pattern):
-        begin = "" if each.startswith("^") else "(?s:.*)"
-        anchored = re.search(r"(?<!\\)(?:\\\\)*\$$", each) is not None
-        inside = each.removeprefix("^")
-        found.append(f"{begin}(?:{inside[:-1] if anchored else inside}){'' if anchored else '(?s:.*)'}")
-    return "|".join(found)
-
-
-def _alternatives(pattern: str) -> list[str]:
-    """The alternatives of a pattern at its top."""
-    found, depth, in_class = [""], 0, False
-    for piece in re.findall(r"\\.|.", pattern, flags=re.DOTALL):
-        if piece == "|" and not depth and not in_class:
-            found.append("")
-            continue
-        found[-1] += piece
-        depth += 0 if in_class else (piece == "(") - (piece == ")")
-        in_class = piece == "[" or (in_class and piece != "]")
-    return found
 
 
 def tagged_arguments(text: GrammarText, part: Tagged, schema: Schema, name: str, *, strict: bool) -> str:
@@ -132,7 +68,7 @@ def _tagged_value(values: Values, part: Tagged, schema: Schema, place: str) -> t
         elif "enum" in each:
             strings += [f"{text.literal(value)} {text.literal(end)}" for value in each["enum"]]
         else:
-            strings.append(_plain_string(values, each, end, part.value_close, place, also))
+            strings.append(plain_string(values, each, end, part.value_close, place, also))
     json_rule = ""
     if others:
         definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
@@ -178,7 +114,7 @@ def _quoted(text: str) -> str:
 
 def _gemma_string(values: Values, part: Schema, place: str) -> str:
     text = values.text
-    return text.rule(f"{text.literal(GEMMA_QUOTE)} {_plain_string(values, part, GEMMA_QUOTE, GEMMA_QUOTE, place)}")
+    return text.rule(f"{text.literal(GEMMA_QUOTE)} {plain_string(values, part, GEMMA_QUOTE, GEMMA_QUOTE, place)}")
 
 
 def _gemma_quoted(text: str) -> str:
@@ -280,7 +216,7 @@ class _Written:
 
     def _list(self, part: Schema, place: str) -> str:
         self._values.refuse_any(part, LIST_REFUSED, place)
-        items, least, most = part.get("items"), _count(part, "minItems") or 0, _count(part, "maxItems")
+        items, least, most = part.get("items"), count_of(part, "minItems") or 0, count_of(part, "maxItems")
         if items is False or most == 0:
             return '"[" "]"'
         item = self._value(items, f"{place}.items") if isinstance(items, dict) else self._any("any")
