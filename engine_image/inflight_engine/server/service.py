@@ -72,8 +72,9 @@ class Service:
         self.tenants = Tenants(trusted=config.trust_tenant_header, key_file=config.tenant_key_file)
         self.spans: Spans | None = None
         self.shared_blocks: SharedBlocks | None = None
-        self.peer_reads = PeerReads(config.engine.classes, lambda: self.session.stats)
-        if config.engine.peers_file is not None:
+        engine = config.engine
+        self.peer_reads = PeerReads(engine.peers_tpot, engine.classes, lambda: self.session.stats)
+        if engine.peers_file is not None:
             self.metrics.peer_reads = self.peer_reads
         self.formats = Chosen()
         self.shown_ids: frozenset[int] = frozenset()

@@ -22,19 +22,21 @@ _LONGEST_PAUSE_SECONDS = 5.0
 class PeerReads:
     """The reads under way.
 
-    Steps are slow while requests decode and the latest step took longer than the shortest TPOT target of a class: no
-    read begins then, and those under way pause. Without a target they are never slow.
+    Steps are slow while requests run and the latest step took longer than the target: no read begins then, and those
+    under way pause. Without a target they are never slow.
 
     Args:
+        target: seconds; None: the shortest TPOT target of a class.
         stats: returns those of the latest step.
 
     Attributes:
         sent_bytes, refused: since start.
     """
 
-    def __init__(self, classes: Iterable[ServiceClass], stats: Callable[[], StepStats]) -> None:
+    def __init__(self, target: float | None, classes: Iterable[ServiceClass], stats: Callable[[], StepStats]) -> None:
         self.sent_bytes = self.refused = 0
-        self._target = min((each.tpot_target for each in classes if each.tpot_target is not None), default=None)
+        of_classes = (each.tpot_target for each in classes if each.tpot_target is not None)
+        self._target = min(of_classes, default=None) if target is None else target
         self._stats = stats
         self._slots = asyncio.Semaphore(MOST_READS)
         self._waiting = 0

@@ -6,9 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from inflight_engine.models.remote import cached, peers, sharing
 from inflight_engine.server.admin import model_blocks
+from inflight_engine.server.engine.session import NO_STATS
 from inflight_settings.scheduling import ServiceClass
 from tests.engine.models.remote.pods import cluster
 
@@ -232,7 +234,7 @@ def test_a_busy_peer_is_asked_again_and_then_rests(pods, content, from_source, m
     monkeypatch.setattr(peers, "_PATIENCE_SECONDS", 0.1)
     first = pods.add("first", classes=(ServiceClass("default", tpot_target=0.1),))
     fill(pods, first, from_source)
-    pods.run(report(first, num_running=1, step_seconds=0.2))
+    first.service.session.stats = structs.replace(NO_STATS, num_running=1, step_seconds=0.2)
     joining = pods.add("joining", ready=False, named=False)
     store, file = pods.open(joining)
     from_source()
@@ -240,14 +242,6 @@ def test_a_busy_peer_is_asked_again_and_then_rests(pods, content, from_source, m
     assert from_source() == 2 * BLOCK
     assert gets(first) > 1
     assert first.service.peer_reads.refused == gets(first)
-
-
-async def report(pod, **stats):
-    """The fake engine reports a step."""
-    pod.service.session.stats = pod.service.session.stats.__class__(
-        **{**{name: getattr(pod.service.session.stats, name) for name in pod.service.session.stats.__struct_fields__}}
-        | stats
-    )
 
 
 def test_a_pod_whose_loading_does_not_get_on_is_waited_for_once(pods, content, from_source, monkeypatch):
