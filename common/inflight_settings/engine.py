@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from inflight_settings.limits import DEFAULT_LIMITS
+from inflight_settings.limits import DEFAULT_BATCHED_TOKENS_CPU, DEFAULT_LIMITS, Limits
 from inflight_settings.scheduling import SchedulingSettings
 from inflight_settings.setting import setting
 
@@ -78,8 +78,11 @@ class EngineConfig(SchedulingSettings):
     )
     max_model_len: int | None = setting(None, "longest prompt plus output, in tokens (default: the model's own)", ge=1)
     max_num_seqs: int = setting(DEFAULT_LIMITS.max_num_seqs, "capacity: most requests running at once", ge=1)
-    max_num_batched_tokens: int = setting(
-        DEFAULT_LIMITS.max_num_batched_tokens, "capacity: most tokens computed in one step", ge=1
+    max_num_batched_tokens: int | None = setting(
+        None,
+        "capacity: most tokens computed in one step (default: "
+        f"{DEFAULT_LIMITS.max_num_batched_tokens} on a GPU, {DEFAULT_BATCHED_TOKENS_CPU} on a CPU)",
+        ge=1,
     )
     block_size: int = setting(16, "tokens in a KV block", ge=1)
     num_kv_blocks: int | None = setting(None, "blocks of the KV cache", ge=1, exclusive="cache")
@@ -130,3 +133,8 @@ class EngineConfig(SchedulingSettings):
     log_level: LogLevel = setting("info", "debug adds a line for each request")
     log_format: LogFormat = setting("text", "json: one JSON object a line, in all processes")
     block_events: bool = False
+
+    def capacity(self, device: str) -> Limits:
+        """Return the highest limits on a type of device, `cpu` or `cuda`."""
+        default = DEFAULT_BATCHED_TOKENS_CPU if device == "cpu" else DEFAULT_LIMITS.max_num_batched_tokens
+        return Limits(self.max_num_seqs, self.max_num_batched_tokens or default)

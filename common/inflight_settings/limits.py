@@ -44,7 +44,10 @@ class Limits:
 
 
 DEFAULT_LIMITS = Limits(256, 8192)
-"""Capacities of an engine, unless it is started with others."""
+"""Capacities of an engine on a GPU, unless it is started with others."""
+
+DEFAULT_BATCHED_TOKENS_CPU = 2048
+"""`max_num_batched_tokens` of an engine on a CPU, which computes so many tokens in seconds, as vLLM's there."""
 
 HIGHEST_LIMITS = Limits(65_536, 1_048_576)
 """Highest capacities, bounds of tuning and overrides that the InferenceService accepts; the lowest are 1."""

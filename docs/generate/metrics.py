@@ -64,7 +64,7 @@ def page() -> str:
 
 def engine_families() -> list[Metric]:
     """All families of an engine that has measured its steps and serves a class with targets."""
-    runner = RunnerInfo(1, 1, 1, 1, 1, "cpu", "float32", "native", 0.0, digest="sha256:0")
+    runner = RunnerInfo(1, 1, 1, 1, 1, "cpu", "float32", "native", 0.0, digest="sha256:0", cache_problem="full")
     ready = EngineReady(Limits(1, 1), runner, WeightsRead(0, 0, 0))
     target = ServiceClass(ttft_target=1.0, tpot_target=1.0)
     now = Gauges(Load(NO_STATS, ready.capacity, ready, 0, 0), {target.name: 0}, draining=False)

@@ -62,41 +62,22 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"inflight-engine {version('inflight')}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    serve_parser = commands.add_parser(
-        "serve",
-        help="serve one model over HTTP",
-        description=DESCRIPTION,
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    add_serve_flags(serve_parser)
-    serve_parser.set_defaults(parser=serve_parser)
-    replay_parser = commands.add_parser(
-        "replay",
-        help=replay.SUMMARY,
-        description=replay.DESCRIPTION,
-        epilog=replay.EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    replay.add_flags(replay_parser)
-    export_parser = commands.add_parser(
-        "export",
-        help=export.SUMMARY,
-        description=export.DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    export.add_flags(export_parser)
-    prefetch_parser = commands.add_parser(
-        "prefetch",
-        help=prefetch.SUMMARY,
-        description=prefetch.DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    prefetch.add_flags(prefetch_parser)
+    for name, summary, description, example, add_flags in (
+        ("serve", "serve one model over HTTP", DESCRIPTION, EXAMPLE, add_serve_flags),
+        ("replay", replay.SUMMARY, replay.DESCRIPTION, replay.EXAMPLE, replay.add_flags),
+        ("export", export.SUMMARY, export.DESCRIPTION, None, export.add_flags),
+        ("prefetch", prefetch.SUMMARY, prefetch.DESCRIPTION, None, prefetch.add_flags),
+    ):
+        command = commands.add_parser(
+            name,
+            help=summary,
+            description=description,
+            epilog=example,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        add_flags(command)
+        command.set_defaults(parser=command)
     return parser
 
 

@@ -40,7 +40,6 @@ from inflight_engine.step_times import StepTimes
 from inflight_engine.torch_environment import let_segments_grow, let_threads_sleep
 from inflight_engine.warm_up import reach_kernels, warm_up
 from inflight_settings.engine import EngineConfig
-from inflight_settings.limits import Limits
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +79,8 @@ def load(
     grammars = Grammars(lambda: _vocabulary(config, runner.info.vocab_size))
     runner = make_runner(config, grammars)
     info = runner.info
-    capacity = Limits(config.max_num_seqs, config.max_num_batched_tokens)
+    on_cpu = info.device == "cpu"
+    capacity = config.capacity("cpu" if on_cpu else "cuda")
     scheduler_config = SchedulerConfig(
         capacity=capacity,
         num_blocks=info.num_blocks,
@@ -95,7 +95,6 @@ def load(
     recorder = None
     if config.record is not None:
         recorder = Recorder.to_file(config.record, scheduler_config, scheduler.is_cached, info.kv_bytes_per_token)
-    on_cpu = info.device == "cpu"
     if not on_cpu:
         reach_kernels(runner, info, capacity)
     num_tokens = min(

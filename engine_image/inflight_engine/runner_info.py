@@ -17,8 +17,10 @@ class RunnerInfo(msgspec.Struct, frozen=True):
             second, measured; None without swap space.
         digest: version of the model's files, as they were when it was loaded; see `models.version`.
         load_seconds: from the beginning of loading until the first step can run.
+        weights_seconds: those of them until the weights are in memory.
         memory_left: bytes of host memory that can be taken beside the KV cache, `num_host_blocks` and what is set aside
             for activations and the API process.
+        cache_problem: why weights were read from their source although there is a model cache; empty if they were not.
     """
 
     num_blocks: int
@@ -32,8 +34,10 @@ class RunnerInfo(msgspec.Struct, frozen=True):
     load_seconds: float
     num_host_blocks: int = 0
     copy_tokens_per_second: float | None = None
+    weights_seconds: float = 0.0
     memory_left: int = 0
     digest: str = ""
+    cache_problem: str = ""
 
     @property
     def num_cache_tokens(self) -> int:

@@ -172,6 +172,8 @@ class EngineSample:
         limits: limits in force; the default if the page lacks them.
         cost: cost model that the engine fitted; None before its first fit.
         draining: the engine rejects new requests.
+        disk_slowness: time of reading a block from its disk by that of copying one from its host memory; 0: not
+            measured.
     """
 
     at: float
@@ -183,6 +185,7 @@ class EngineSample:
     limits: Limits = DEFAULT_LIMITS
     cost: CostModel | None = None
     draining: bool = False
+    disk_slowness: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

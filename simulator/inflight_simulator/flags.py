@@ -11,6 +11,7 @@ from pathlib import Path
 from inflight_settings.engine import EngineConfig
 from inflight_settings.flag_types import number
 from inflight_settings.flags import add_flag
+from inflight_settings.limits import DEFAULT_LIMITS
 from inflight_settings.scheduling import SchedulingSettings
 from inflight_settings.setting import settings_of
 
@@ -21,7 +22,11 @@ _ENGINE, _SCHEDULING = settings_of(EngineConfig), settings_of(SchedulingSettings
 
 SETTINGS = {
     "max_num_seqs": replace(_ENGINE["max_num_seqs"], le=_MOST_SEQS),
-    "max_num_batched_tokens": _ENGINE["max_num_batched_tokens"],
+    "max_num_batched_tokens": replace(
+        _ENGINE["max_num_batched_tokens"],
+        help="capacity: most tokens computed in one step",
+        default=DEFAULT_LIMITS.max_num_batched_tokens,
+    ),
     "num_kv_blocks": replace(
         _ENGINE["num_kv_blocks"], help="blocks of the KV cache (default: unlimited)", le=_MOST_BLOCKS
     ),

@@ -18,6 +18,7 @@ from inflight_engine.step_times import FIRST_OF_A_SIZE, SAFETY, StepTimes
 from inflight_engine.step_work import work_of
 from inflight_engine.warm_up import warm_up
 from inflight_settings.engine import EngineConfig
+from inflight_settings.limits import Limits
 from tests.engine.execution.driver import Driver
 from tests.engine.execution.tiny_model import generate, make_model, tiny_runner
 from tests.engine.test_engine import CONFIG, AheadStandIn, add
@@ -98,6 +99,15 @@ def test_engine_is_loaded_with_a_measured_step(monkeypatch, tmp_path):
     monkeypatch.setattr(ranks, "make_runner", lambda config, grammars: runner)
     engine, _ = engine_process.load(EngineConfig(str(tmp_path), max_num_seqs=4, max_num_batched_tokens=64))
     assert engine._measurements.longest(work(32, 32)) < StepTimes().longest(work(32, 32)) / 2
+
+
+@pytest.mark.parametrize(("fields", "in_force"), [({}, 2048), ({"max_num_batched_tokens": 8192}, 8192)])
+def test_steps_on_a_cpu_have_at_most_2048_tokens_unless_they_may_have_more(tmp_path, fields, in_force):
+    make_model(tmp_path, "llama-gqa-untied")
+    config = EngineConfig(str(tmp_path), device="cpu", **fields)
+    engine, ready = engine_process.load(config)
+    assert ready.capacity == engine._scheduler.config.capacity == Limits(256, in_force)
+    assert config.capacity("cuda") == Limits(256, 8192)
 
 
 def test_step_that_was_measured_when_kernels_were_compiled_is_kept():

@@ -33,13 +33,23 @@ def delete(cache, kind, body):
     return next(iter(owners), None)
 
 
-def pod_body(name, *, ip="10.0.0.1", ready=True, uid=None, deleting=False, status=None, ports=PORTS):
+def pod_body(
+    name,
+    *,
+    ip="10.0.0.1",
+    ready=True,
+    uid=None,
+    deleting=False,
+    status=None,
+    ports=PORTS,
+    created="2026-11-20T10:00:00Z",
+):
     conditions = [{"type": "Ready", "status": "True" if ready else "False"}]
     metadata = {
         "name": name,
         "namespace": KEY.namespace,
         "uid": uid or f"uid-{name}",
-        "creationTimestamp": "2026-11-20T10:00:00Z",
+        "creationTimestamp": created,
         "labels": {"inflight.dev/service": KEY.name, "pod-template-hash": "abc"},
         "ownerReferences": [{"kind": "ReplicaSet", "name": f"{KEY.name}-abc", "uid": "rs", "controller": True}],
     }

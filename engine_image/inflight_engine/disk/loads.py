@@ -109,7 +109,11 @@ class DiskLoads:
                 break
         num_loads = len(missing) + sum(len(self._reads[number].hashes) for number in numbers)
         num_before = (num_cached + len(known)) * size
-        if not num_loads or not self._offload.pays(num_loads * size, num_before, self._seconds(len(missing))):
+        computing = self._offload.seconds_to_compute(num_loads * size, num_before)
+        patience = _UNKNOWN_PATIENCE if computing is None else max(_LEAST_PATIENCE, computing)
+        if not num_loads or self.thread.stalled > patience:
+            return False
+        if not self._offload.pays(num_loads * size, num_before, self._seconds(len(missing))):
             return False
         for first in range(0, len(missing), PIECE):
             piece = missing[first : first + PIECE]
@@ -127,8 +131,6 @@ class DiskLoads:
             numbers.add(read.number)
         if not numbers:
             return False
-        computing = self._offload.seconds_to_compute(num_loads * size, num_before)
-        patience = _UNKNOWN_PATIENCE if computing is None else max(_LEAST_PATIENCE, computing)
         self._waiting[request.request_id] = _Waiting(request, numbers, self._clock() + patience)
         timer = threading.Timer(patience, self._wake)
         timer.daemon = True
@@ -156,6 +158,8 @@ class DiskLoads:
         ready = [each.request for each in self._waiting.values() if not each.numbers or each.until <= now]
         for request in ready:
             del self._waiting[request.request_id]
+        if self._reads and not self._waiting and self.thread.stalled > _LEAST_PATIENCE:
+            self.thread.give_up()  # The places of these reads would be held as long as the disk hangs.
         return ready
 
     def cancel(self, request_id: int) -> bool:

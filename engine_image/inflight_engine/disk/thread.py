@@ -93,6 +93,8 @@ class DiskThread:
         self._drops: deque[bytes] = deque()
         self._work = threading.Condition()
         self._writes_from = 0.0
+        self._block_from: float | None = None
+        """Clock at which the block that is read or written was begun; None: none is."""
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="disk", daemon=True)
 
@@ -108,6 +110,12 @@ class DiskThread:
     def num_reads(self) -> int:
         """Blocks that are to be read."""
         return sum(len(each.hashes) for each in list(self._reads))
+
+    @property
+    def stalled(self) -> float:
+        """Seconds that the block that is read or written has taken so far; 0: none is."""
+        started = self._block_from
+        return 0.0 if started is None else self._clock() - started
 
     def has(self, block_hash: bytes) -> bool:
         """Return whether the disk has a block."""
@@ -137,6 +145,12 @@ class DiskThread:
             else:
                 self._reads.append(read)
                 self._work.notify()
+
+    def give_up(self) -> None:
+        """Give up the reads that are not begun. Their results have no blocks."""
+        with self._work:
+            while len(self._reads) > 1:
+                self._results.append(Done(self._reads.pop().number, []))
 
     def drop(self, hashes: Sequence[bytes]) -> None:
         """Forget blocks, before anything else is read."""
@@ -202,12 +216,13 @@ class DiskThread:
             self._wake()
         elif write is not None:
             self._write(store, *write)
+        self._block_from = None
         return True
 
     def _read(self, store: DiskStore, read: Read) -> list[int]:
         checksums: list[int] = []
         for block_hash, place in zip(read.hashes, read.places, strict=True):
-            started = self._clock()
+            started = self._block_from = self._clock()
             try:
                 checksums.append(store.read(block_hash, self._memory.row(place)))
             except KeyError:
@@ -228,6 +243,7 @@ class DiskThread:
             self.num_dropped += 1
             return
         (checksum,) = self._memory.checksums([place])
+        self._block_from = self._clock()
         try:
             if self._content(place) != block_hash or not store.write(block_hash, self._memory.row(place), checksum):
                 return

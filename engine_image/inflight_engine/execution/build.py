@@ -44,6 +44,7 @@ from inflight_engine.models.checkpoints.source import ModelFiles, resolve_config
 from inflight_engine.models.checkpoints.transformers_config import TransformersConfig
 from inflight_engine.models.parallel import ALONE, Parallel
 from inflight_engine.models.protocol import Model
+from inflight_engine.models.remote.cache import first_problem
 from inflight_engine.models.version import digest_of
 from inflight_engine.runner_info import RunnerInfo
 from inflight_settings.engine import EngineConfig
@@ -67,6 +68,7 @@ def build_runner(config: EngineConfig, parallel: Parallel = ALONE, grammars: Gra
     target = choose_target(config)
     backend, spec = choose_attention(config, target, parallel)  # before the weights, which may take minutes
     model = load_model(config, target.files, target.model_config, target.dtype, target.device, parallel)
+    weights_seconds = time.monotonic() - started
     spec = choose_kv_scales(target, spec, model, parallel)
     graph_shapes = choose_graph_shapes(config, target.device)
     spec = size_cache(config, spec, model, backend, graph_shapes, parallel)
@@ -90,8 +92,10 @@ def build_runner(config: EngineConfig, parallel: Parallel = ALONE, grammars: Gra
         num_host_blocks=host_cache.num_blocks,
         copy_tokens_per_second=host_cache.measure_copy_rate(spec.num_blocks) if host_cache.num_blocks else None,
         load_seconds=time.monotonic() - started,
+        weights_seconds=weights_seconds,
         memory_left=max(0, parallel.size * (available - swap_bytes) - POD_MEMORY_RESERVE),
         digest=digest_of(target.files),
+        cache_problem=first_problem(),
     )
     return Runner(
         info,
@@ -159,7 +163,7 @@ def choose_attention(
         cache_dtype=_cache_dtype(config.kv_cache_dtype, target.dtype, target.device),
         device=target.device,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_batched_tokens=config.capacity(target.device.type).max_num_batched_tokens,
         max_model_len=target.max_model_len,
         batch_invariant=config.batch_invariant,
     )
@@ -191,7 +195,7 @@ def choose_graph_shapes(config: EngineConfig, device: torch.device) -> tuple[Ste
     """Return the shapes of steps that get a CUDA graph, ascending; empty without graphs."""
     if device.type != "cuda" or config.enforce_eager:
         return ()
-    return graph_shapes(config.max_num_seqs, config.max_num_batched_tokens)
+    return graph_shapes(config.max_num_seqs, config.capacity(device.type).max_num_batched_tokens)
 
 
 def size_cache(

@@ -123,7 +123,7 @@ class NativeDecoder:
             cache_dtype=dtype,
             device=device,
             max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_batched_tokens=config.capacity(device.type).max_num_batched_tokens,
             max_model_len=config.max_model_len or model_config.max_position_embeddings,
         )
         return CpuNativeBackend.why_not(spec)

@@ -37,6 +37,8 @@ TTFT = "vllm:time_to_first_token_seconds"
 TPOT = "vllm:request_time_per_output_token_seconds"
 STEP_COST = "inflight_step_cost_seconds"
 STEP_COST_CURVE = "inflight_step_cost_curve_seconds"
+TIER_SPEED = "inflight_tier_bytes_per_second"
+WEIGHTS_SECONDS = "inflight_weights_seconds"
 ARRIVED_SQUARES = "inflight_arrived_prompt_tokens_squared_total"
 REJECTIONS = "inflight_admission_rejections_total"
 
@@ -61,8 +63,8 @@ MAX_STEP_SECONDS = 3600.0
 _LARGEST = {STEP_COST: MAX_STEP_SECONDS, STEP_COST_CURVE: MAX_STEP_SECONDS, ARRIVED_SQUARES: 2.0**80}
 """Largest number of some names: of a sum of squared lengths only the mean is used, which needs no exact integer."""
 
-_KEYED = frozenset((STEP_COST, STEP_COST_CURVE, REJECTIONS))
-"""Names whose series differ by one label that matters: `term`, `tokens` or `reason`."""
+_KEYED = frozenset((STEP_COST, STEP_COST_CURVE, TIER_SPEED, REJECTIONS))
+"""Names whose series differ by one label that matters: `term`, `tokens`, `tier` or `reason`."""
 
 _NEEDED_TERMS = TERMS.keys() - {"copied_token"}
 """Engines without copies do not report the other one."""
@@ -72,7 +74,7 @@ MOST_SHAPES = 128
 
 _QUOTED = r'"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+"'
 _EDGE = r'[ \t]*+le[ \t]*+=[ \t]*+"([!#-\[\]^`-~]*+)"'
-_KEY = r'[ \t]*+(?:term|tokens|reason)[ \t]*+=[ \t]*+"([!#-\[\]^`-~_]*+)"'
+_KEY = r'[ \t]*+(?:term|tokens|tier|reason)[ \t]*+=[ \t]*+"([!#-\[\]^`-~_]*+)"'
 _LABEL = rf"[ \t]*+[a-zA-Z_]\w*+[ \t]*+=[ \t]*+{_QUOTED}"
 _AFTER_VALUE = re.compile(r"(?:[ \t]+[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)?(?:[ \t]+#[^\n]*)?[ \t\r]*", re.ASCII)
 """Text after a value: a time stamp and an exemplar, both optional and both ignored."""
@@ -370,6 +372,12 @@ class Page:
         if not (all(map(lt, tokens, tokens[1:])) and tokens[-1] <= MAX_NUMBER):
             return None
         return _shared_cost(tuple(terms.get(term, 0.0) for term in TERMS), points)
+
+    def disk_slowness(self) -> float:
+        """Returns the time of reading a KV block from disk by that of copying one from host memory; 0: not known."""
+        speeds = _largest_by_key(self.keyed[TIER_SPEED])
+        disk = speeds.get("disk", 0.0)
+        return speeds.get("host", 0.0) / disk if disk else 0.0
 
     def kv_cache_tokens(self) -> int:
         """Returns the size of the KV cache in tokens, of all engines of a vLLM server together; 0 if not reported."""

@@ -89,6 +89,7 @@ class Account:
         cached_tokens: int = 0,
         answer_tokens: float = 0.0,
         loaded_tokens: int = 0,
+        disk_tokens: int = 0,
         *,
         growing: bool = False,
     ) -> EndpointLoad:
@@ -108,6 +109,7 @@ class Account:
             self.growth_of() if growing else None,
             answer_tokens,
             min(loaded_tokens, cached_tokens),
+            min(disk_tokens, cached_tokens),
         )
 
     def take(self, sample: EngineSample) -> None:

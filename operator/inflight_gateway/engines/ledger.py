@@ -123,8 +123,8 @@ class Ledger:
         else:
             matched = index.matched([one.address for one in chosen], request.prefix)
             loads = [
-                account.load(one, now, _cached(blocks, request), answer_tokens, loaded, growing=above)
-                for one, account, blocks, loaded in zip(chosen, accounts, *matched, strict=True)
+                account.load(one, now, _cached(blocks, request), answer_tokens, loaded, on_disk, growing=above)
+                for one, account, blocks, loaded, on_disk in zip(chosen, accounts, *matched, strict=True)
             ]
         return Candidates(loads, replicas)
 

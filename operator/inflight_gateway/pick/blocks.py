@@ -196,20 +196,22 @@ class ReplicaBlocks:
             previous = name
         return len(ends)
 
-    def behind(self, end: int) -> int:
-        """Returns how many blocks of a part of a prompt that is held whole are in the tiers behind the device only.
-        Args: end: its last block."""
-        device, count = self._media[DEVICE], 0
+    def behind(self, end: int) -> tuple[int, int]:
+        """Returns how many blocks of a part of a prompt that is held whole are in the tiers behind the device only, and
+        how many of these are on the disk only. Args: end: its last block."""
+        device, host = self._media[DEVICE], self._media[HOST]
+        count = on_disk = 0
         if len(device) == len(self):
-            return 0
+            return 0, 0
         name: int | None = end
         while name is not None and name != _START:
             before = device.get(name)
             if before is None:
                 count += 1
+                on_disk += name not in host
                 before = self.before(name)
             name = before
-        return count
+        return count, on_disk
 
     def before(self, name: int) -> int | None:
         """Returns the block before one, negative at the beginning; None: the block is not held, or not known where."""

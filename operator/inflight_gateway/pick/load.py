@@ -30,6 +30,10 @@ LOAD_SHARE = 0.1
 """Time of loading a token from a tier by that of computing it, where the engine has not measured it: 2.6 us of 30 for
 the same model, over PCIe 5.0 at 50 GB/s."""
 
+DISK_SLOWNESS = 10.0
+"""Time of reading a token from a disk by that of loading it from host memory, where the engine has not measured it: an
+NVMe disk at 5 GB/s."""
+
 
 class EndpointLoad(NamedTuple):
     """An endpoint and its known load at the time of a pick.
@@ -45,6 +49,7 @@ class EndpointLoad(NamedTuple):
         growth: growth of its KV cache's use from the sample on, by the requests there; None: not known.
         answer_tokens: expected output tokens of each choice of the request.
         loaded_tokens: those of `cached_tokens` that the engine loads from a tier behind its device.
+        disk_tokens: those of `loaded_tokens` that come from a disk.
     """
 
     endpoint: Endpoint
@@ -57,6 +62,7 @@ class EndpointLoad(NamedTuple):
     growth: Growth | None = None
     answer_tokens: float = 0.0
     loaded_tokens: int = 0
+    disk_tokens: int = 0
 
 
 def is_fresh(load: EndpointLoad, now: float) -> bool:
@@ -73,11 +79,16 @@ def waits_for_blocks(sample: EngineSample) -> bool:
     return sample.waiting > 0 and sample.kv_utilization >= FULL_KV
 
 
-def load_seconds(cost: CostModel, tokens: int, before: int) -> float:
-    """Returns the seconds that tokens of a prompt take which the engine loads from a tier, or computes where that takes
-    less. Args: before: tokens of the prompt before them."""
-    computed_s = cost.prefill_seconds(tokens, before)
-    return min(cost.copied_token_s * tokens, computed_s) if cost.copied_token_s else LOAD_SHARE * computed_s
+def load_seconds(cost: CostModel, load: EndpointLoad) -> float:
+    """Returns the seconds that the `loaded_tokens` of a prompt take, at least one: the engine loads them, by way of its
+    host memory where they come from its disk, or computes them where that takes less."""
+    tokens = load.loaded_tokens
+    computed_s = cost.prefill_seconds(tokens, load.cached_tokens - tokens)
+    loaded_s = cost.copied_token_s * tokens if cost.copied_token_s else LOAD_SHARE * computed_s
+    if load.disk_tokens:
+        slowness = (load.sample.disk_slowness if load.sample is not None else 0.0) or DISK_SLOWNESS
+        loaded_s += loaded_s * slowness * load.disk_tokens / tokens
+    return min(loaded_s, computed_s)
 
 
 def prefill_tokens_per_second(sample: EngineSample) -> float:

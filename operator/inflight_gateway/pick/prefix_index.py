@@ -132,10 +132,12 @@ class Matched(NamedTuple):
     Attributes:
         blocks: number of its leading blocks, each of a hash.
         loaded_tokens: tokens of these that are loaded from tiers behind the device.
+        disk_tokens: tokens of these that are loaded from a disk.
     """
 
     blocks: list[int]
     loaded_tokens: list[int]
+    disk_tokens: list[int]
 
 
 class PrefixIndex:
@@ -206,10 +208,10 @@ class PrefixIndex:
         """Returns what each replica should hold of the prompt."""
         keys = _keys(prefix)
         tables, replicas = self._tables, self._replicas
-        loaded = [0] * len(addresses)
+        loaded, on_disk = [0] * len(addresses), [0] * len(addresses)
         if not replicas:
             found = [0 if (table := tables.get(address)) is None else _matched(table, keys) for address in addresses]
-            return Matched(found, loaded)
+            return Matched(found, loaded, on_disk)
         ends = self._names.known(keys)
         found = []
         for place, address in enumerate(addresses):
@@ -219,7 +221,9 @@ class PrefixIndex:
                 continue
             held = replica.found(ends)
             if held:
-                loaded[place] = replica.behind(ends[held - 1]) * replica.block_size
+                loaded[place], on_disk[place] = (
+                    blocks * replica.block_size for blocks in replica.behind(ends[held - 1])
+                )
             if held < len(ends):
                 pending = self._pending[address]
                 while held < len(keys) and keys[held] in pending:
@@ -227,7 +231,7 @@ class PrefixIndex:
             elif table is not None:
                 held += _matched(table, keys[held:])
             found.append(held)
-        return Matched(found, loaded)
+        return Matched(found, loaded, on_disk)
 
     def publishes(self, address: str, replica: ReplicaBlocks | None) -> None:
         """Sets the blocks that the events of a replica tell. None: they tell none any more."""

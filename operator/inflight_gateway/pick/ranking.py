@@ -196,7 +196,7 @@ class Ranking:
                 )
             needed = uncached
             if loaded := load.loaded_tokens:
-                own_s += load_seconds(cost, loaded, cached - loaded)
+                own_s += load_seconds(cost, load)
                 needed += loaded
             tie = crc32(load.endpoint.address.encode(), seed)
             outstanding, opens_s = load.in_flight + load.others, 0.0

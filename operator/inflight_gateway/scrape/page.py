@@ -22,6 +22,7 @@ _NAMES = (
     _DRAINING,
     reader.STEP_COST,
     reader.STEP_COST_CURVE,
+    reader.TIER_SPEED,
 )
 
 MAX_COUNT = 2.0**40
@@ -65,4 +66,5 @@ def read_page(body: bytes, at: float, max_num_seqs: int = DEFAULT_LIMITS.max_num
         ),
         draining=most(_DRAINING) > 0,
         cost=page.cost(),
+        disk_slowness=page.disk_slowness(),
     )

@@ -221,6 +221,46 @@ class ModelStatus(StatusModel):
     )
 
 
+class PhasesStatus(StatusModel):
+    """Seconds of each phase of a start."""
+
+    scheduled: float | None = Field(default=None, description="From the creation of the pod until it has a node.")
+    image: float = Field(description="Until its container runs: image pulls and init containers.")
+    weights: float = Field(
+        description="That the engine takes to read the model. 0 for engines that do not report it: it is part of"
+        " engine then."
+    )
+    engine: float = Field(description="The rest until the pod is Ready.")
+    endpoints: float | None = Field(default=None, description="Until requests are sent to it.")
+
+
+class StartStatus(PhasesStatus):
+    """The start of a pod. A phase that was not observed is absent."""
+
+    node: str = Field(max_length=253, description="Name of its node.")
+
+
+class StartUpStatus(StatusModel):
+    """Lead time of a new replica, learned from the pods that started."""
+
+    seconds: float = Field(description="Seconds from the order of a replica until requests are sent to it, expected.")
+    phases: PhasesStatus = Field(description="The same by phase, as medians of the starts.")
+    basis: Literal["Node", "Source", "Fleet", "Default"] = Field(
+        description="Starts that the expectation is from. Node: of this model and engine on the nodes of the service."
+        " Source: of this model and engine on any node. Fleet: of all services. Default: none is known."
+    )
+    starts: int = Field(description="Number of these starts.")
+    summary: str = Field(max_length=256, description="The lead time in a sentence.")
+    engine: str = Field(
+        max_length=64, description="Identity of the model, the accelerator and the engine options of the recent starts."
+    )
+    recent: list[StartStatus] = Field(
+        max_length=16,
+        description="Starts that a new operator process continues with, the newest at the end. Failed starts and starts"
+        " with a restarted container are not among them.",
+    )
+
+
 class Decision(StatusModel):
     """A change that the operator decided on, with its reason."""
 
@@ -288,6 +328,9 @@ class InferenceServiceStatus(StatusModel):
     demand: DemandStatus | None = Field(
         default=None,
         description="Demand against capacity. Absent until engines have measured the costs of their steps.",
+    )
+    start_up: StartUpStatus | None = Field(
+        default=None, description="Lead time of a new replica. Absent before a replica was ordered."
     )
     gateway: GatewayStatus | None = Field(
         default=None, description="Last reports of the gateway's pods. Only with gateway.enabled."

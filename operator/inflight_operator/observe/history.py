@@ -2,11 +2,13 @@
 
 All numbers of a snapshot are cumulative (counters, buckets, and the sums of gauges over all samples so far), so the
 change between two samples is one subtraction, however many samples lie between them. Recent snapshots are all kept, of
-older ones every second, then every fourth and every eighth: `History.since` documents the resulting precision.
+older ones every second, then every fourth and every eighth: `History.since` documents the resulting precision. Most
+buckets of two snapshots are equal or differ in one byte, so they are kept compressed, at a fifth of their size.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -66,6 +68,13 @@ _TOTALS_PACKED = Struct(f"<{_TOTALS.stop - _TOTALS.start}d")
 _SUMS_PACKED = Struct(f"<{_SUMS.stop - _SUMS.start}d")
 _PEAKS_PACKED, _PEAKS_OFFSET = Struct(f"<{len(_GAUGES)}d"), _PEAKS.start * 8
 
+_FASTEST, _WINDOW_BITS, _MEMORY = 1, -13, 5
+"""Level, window and memory of the compression, see zlib(3): it has no header, looks back over all snapshots, and works
+in memory that the C library keeps at hand, not in 256 KiB of the kernel's each time."""
+
+_USUAL_BYTES = 2**13
+"""Bytes of all snapshots of an engine of our own."""
+
 
 @dataclass(frozen=True, slots=True)
 class History:
@@ -73,14 +82,14 @@ class History:
 
     Attributes:
         newest: the last sample.
-        older: snapshots of earlier samples, oldest first.
+        packed: snapshots of earlier samples, oldest first, compressed; empty without one.
         number: number of the next snapshot.
         sums: sums of gauges over all samples, including the newest.
         peaks: peaks of gauges over the samples after the last snapshot.
     """
 
     newest: Sample
-    older: tuple[bytes, ...]
+    packed: bytes
     number: int
     sums: bytes
     peaks: bytes
@@ -88,7 +97,7 @@ class History:
     @classmethod
     def of(cls, sample: Sample) -> History:
         """Returns a history of one sample."""
-        return cls(sample, (), 0, _SUMS_PACKED.pack(*_summands(sample)), _PEAKS_PACKED.pack(*_numbers(sample)))
+        return cls(sample, b"", 0, _SUMS_PACKED.pack(*_summands(sample)), _PEAKS_PACKED.pack(*_numbers(sample)))
 
     def with_sample(self, sample: Sample, span: float) -> History:
         """This history with one more sample, not older than the newest.
@@ -100,16 +109,25 @@ class History:
         was = self.newest
         if sample.time - was.time > span or _bounds(sample) != _bounds(was):
             return History.of(sample)
-        older, number, peaks = self.older, self.number, _numbers(sample)
+        older, number, peaks = self.snapshots(), self.number, _numbers(sample)
         if not older or was.time - _HEAD.unpack_from(older[-1])[_TIME] >= span * SPACING:
-            older = _thinned((*older, self._snapshot()), number)
+            older.append(self._snapshot())
+            _thin(older, number)
             number += 1
         else:
             peaks = [max(pair) for pair in zip(peaks, _PEAKS_PACKED.unpack(self.peaks), strict=True)]
         if _restarted(was, sample):
-            older = tuple(_rebased(snapshot, was) for snapshot in older)
+            older = [_rebased(snapshot, was) for snapshot in older]
         sums = map(add, _SUMS_PACKED.unpack(self.sums), _summands(sample))
-        return History(sample, older, number, _SUMS_PACKED.pack(*sums), _PEAKS_PACKED.pack(*peaks))
+        return History(sample, _packed(older), number, _SUMS_PACKED.pack(*sums), _PEAKS_PACKED.pack(*peaks))
+
+    def snapshots(self) -> list[bytes]:
+        """Returns the snapshots, oldest first."""
+        if not self.packed:
+            return []
+        rows = zlib.decompress(self.packed, _WINDOW_BITS, _USUAL_BYTES)
+        size = _COUNTS.start * 8 + 4 * sum(len(one.bounds) for one in _histograms(self.newest))
+        return [rows[start : start + size] for start in range(0, len(rows), size)]
 
     def since(self, start: float) -> PodSpan:
         """Growth after `start`: the difference to the last snapshot taken at `start` or before, or to the oldest one if
@@ -119,14 +137,11 @@ class History:
         last `NEWEST - 1` of them, else by less than two thirds of the time since `start`. Snapshots reach back 39 to 47
         scrape intervals. If scrapes are more frequent than `SPACING`, `SPACING` replaces their interval.
         """
-        if self.newest.time <= start or not self.older:
-            return PodSpan(self, None)
-        base = 0
-        for index in range(len(self.older) - 1, 0, -1):
-            if _HEAD.unpack_from(self.older[index])[_TIME] <= start:
-                base = index
-                break
-        return PodSpan(self, base)
+        older = self.snapshots() if self.newest.time > start else []
+        for index in range(len(older) - 1, 0, -1):
+            if _HEAD.unpack_from(older[index])[_TIME] <= start:
+                return PodSpan(self, older[index:])
+        return PodSpan(self, older)
 
     def _snapshot(self) -> bytes:
         """Returns the newest sample, packed."""
@@ -148,27 +163,27 @@ class PodSpan(Counters):
         newest: the sample at the end.
     """
 
-    __slots__ = ("_base", "_history", "_was", "mean", "newest", "peak", "samples", "seconds")
+    __slots__ = ("_history", "_later", "_was", "mean", "newest", "peak", "samples", "seconds")
 
     samples: int
     seconds: float
     mean: Gauges
     peak: Gauges
     newest: Sample
-    _base: int | None
     _history: History
+    _later: Sequence[bytes]
     _was: tuple[float, ...]
 
-    def __init__(self, history: History, base: int | None) -> None:
-        """Args: base: index of the snapshot at the begin; None: the newest sample is both ends."""
-        was = None if base is None else _unpacked(history.older[base])
+    def __init__(self, history: History, snapshots: Sequence[bytes]) -> None:
+        """Args: snapshots: the one at the begin and all later ones; empty: the newest sample is both ends."""
+        was = _unpacked(snapshots[0]) if snapshots else ()
         for name, value in (
             ("_history", history),
-            ("_base", base),
-            ("_was", was or ()),
+            ("_later", snapshots[1:]),
+            ("_was", was),
             ("newest", history.newest),
-            ("seconds", 0.0 if was is None else history.newest.time - was[_TIME]),
-            ("samples", 1 if was is None else int(_SUMS_PACKED.unpack(history.sums)[0] - was[_SUMS.start]) + 1),
+            ("seconds", history.newest.time - was[_TIME] if was else 0.0),
+            ("samples", int(_SUMS_PACKED.unpack(history.sums)[0] - was[_SUMS.start]) + 1 if was else 1),
         ):
             object.__setattr__(self, name, value)
 
@@ -188,10 +203,10 @@ class PodSpan(Counters):
 
     def _total(self, index: int, now: float) -> float:
         """Returns the growth of a counter or of a histogram's total. Args: index: among them. now: at the end."""
-        return 0.0 if self._base is None else max(0.0, now - self._was[_TOTALS.start + index])
+        return max(0.0, now - self._was[_TOTALS.start + index]) if self._was else 0.0
 
     def _histogram(self, index: int) -> Histogram:
-        if self._base is None:
+        if not self._was:
             return Histogram()
         histograms = _histograms(self.newest)
         newest = histograms[index]
@@ -201,14 +216,13 @@ class PodSpan(Counters):
         return Histogram(newest.bounds, counts, self._total(len(_COUNTERS) + index, newest.total))
 
     def _gauges(self, *, peak: bool) -> Gauges:
-        if self._base is None:
+        if not self._was:
             return Gauges(*_gauges(self.newest))
         samples, *sums, prompt_tokens, reported = map(sub, _SUMS_PACKED.unpack(self._history.sums), self._was[_SUMS])
         if not peak:
             means: list[Any] = [*(total / samples for total in sums), prompt_tokens / reported if reported else None]
             return Gauges(*means)
-        older = self._history.older[self._base + 1 :]
-        peaks = (_PEAKS_PACKED.unpack_from(snapshot, _PEAKS_OFFSET) for snapshot in older)
+        peaks = (_PEAKS_PACKED.unpack_from(snapshot, _PEAKS_OFFSET) for snapshot in self._later)
         most: list[Any] = [*map(max, zip(_PEAKS_PACKED.unpack(self._history.peaks), *peaks, strict=True))]
         if not reported:
             most[-1] = None
@@ -266,20 +280,23 @@ def _rebased(snapshot: bytes, was: Sample) -> bytes:
     return _packing(len(counts)).pack(*numbers[:2], *totals, *numbers[_SUMS], *numbers[_PEAKS], *counts)
 
 
-def _thinned(snapshots: tuple[bytes, ...], newest: int) -> tuple[bytes, ...]:
-    """Returns the snapshots of a history until number `newest` without those that are too old for their number. Peaks
-    of a dropped snapshot are merged into the next one."""
-    dropped = _dropped(newest if newest < _SETTLED else _SETTLED + newest % SPARSEST)
-    if not dropped:
-        return snapshots
-    kept = list(snapshots)
-    for index in reversed(dropped):
-        peaks = _PEAKS_PACKED.unpack_from(kept.pop(index), _PEAKS_OFFSET)
-        snapshot = kept[index]
+def _packed(snapshots: Sequence[bytes]) -> bytes:
+    """Returns the snapshots, compressed; empty for none."""
+    if not snapshots:
+        return b""
+    packer = zlib.compressobj(_FASTEST, zlib.DEFLATED, _WINDOW_BITS, _MEMORY)
+    return packer.compress(b"".join(snapshots)) + packer.flush()
+
+
+def _thin(snapshots: list[bytes], newest: int) -> None:
+    """Drops those snapshots of a history until number `newest` that are too old for their number. Peaks of a dropped
+    snapshot are merged into the next one."""
+    for index in reversed(_dropped(newest if newest < _SETTLED else _SETTLED + newest % SPARSEST)):
+        peaks = _PEAKS_PACKED.unpack_from(snapshots.pop(index), _PEAKS_OFFSET)
+        snapshot = snapshots[index]
         merged = map(max, _PEAKS_PACKED.unpack_from(snapshot, _PEAKS_OFFSET), peaks)
         head, tail = snapshot[:_PEAKS_OFFSET], snapshot[_PEAKS_OFFSET + _PEAKS_PACKED.size :]
-        kept[index] = head + _PEAKS_PACKED.pack(*merged) + tail
-    return tuple(kept)
+        snapshots[index] = head + _PEAKS_PACKED.pack(*merged) + tail
 
 
 _SETTLED = (NEWEST + 1) * SPARSEST

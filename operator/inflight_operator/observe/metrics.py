@@ -117,7 +117,10 @@ class Sample(Counters):
         cost: cost model of a step, as fitted by the engine.
         cost_error: median relative error of `cost`.
         cost_steps: steps that `cost` was fitted to.
+        weights_seconds: seconds that the engine took to read the model at its start.
         digest: version of the engine's model; empty if not reported.
+        cache_problem: why the weights were read from their source although there is a model cache; empty if they were
+            not.
         plugin_problem: why the plugin does not change the vLLM server that it runs in; empty if it does.
     """
 
@@ -136,9 +139,11 @@ class Sample(Counters):
     cost: Annotated[CostModel | None, Page.cost, reader.STEP_COST, reader.STEP_COST_CURVE] = None
     cost_error: Annotated[float | None, Page.largest, "inflight_step_cost_error_ratio"] = None
     cost_steps: Annotated[float, Page.total, "inflight_step_cost_steps"] = 0.0
+    weights_seconds: Annotated[float | None, Page.positive, reader.WEIGHTS_SECONDS] = None
 
     plugin_problem: str = ""
     digest: str = ""
+    cache_problem: str = ""
 
     @property
     def max_num_seqs(self) -> int | None:
@@ -177,8 +182,16 @@ PLUGIN_INFO = "inflight_plugin_info"
 MODEL_INFO = "inflight_model_info"
 """Metric whose label is the version of the model."""
 
+CACHE_INFO = "inflight_model_cache_info"
+"""Metric whose label says why the model cache was not used."""
+
 READER = PageReader(
-    [PLUGIN_INFO, MODEL_INFO, *(name for _, how, names in _READINGS if how is not Page.histogram for name in names)],
+    [
+        PLUGIN_INFO,
+        MODEL_INFO,
+        CACHE_INFO,
+        *(name for _, how, names in _READINGS if how is not Page.histogram for name in names),
+    ],
     [name for _, how, names in _READINGS if how is Page.histogram for name in names],
 )
 
@@ -189,6 +202,9 @@ _PLUGIN = re.compile(
 
 
 _DIGEST = re.compile(rf'^{MODEL_INFO}\{{[^\n]{{0,400}}?\bdigest="([a-z0-9]{{1,16}}:[0-9a-f]{{1,64}})"', re.MULTILINE)
+
+
+_CACHE = re.compile(rf'^{CACHE_INFO}\{{[^\n]{{0,400}}?\breason="((?:[^"\n\\]|\\.){{0,300}})"', re.MULTILINE)
 
 
 def parse_metrics(text: str, time: float) -> Sample:
@@ -206,10 +222,12 @@ def parse_metrics(text: str, time: float) -> Sample:
     values = {field: how(page, *names) for field, how, names in _READINGS}
     with_plugin = page.values[PLUGIN_INFO] or PLUGIN_INFO in page.unknown
     model = _DIGEST.search(text) if page.values[MODEL_INFO] else None
+    cache = _CACHE.search(text) if page.values[CACHE_INFO] else None
     return Sample(
         time=time,
         plugin_problem=_plugin_problem(text) if with_plugin else "",
         digest="" if model is None else model[1],
+        cache_problem="" if cache is None else _label(cache[1]),
         **values,
     )
 
@@ -221,4 +239,8 @@ def read_page(page: bytes, time: float) -> Sample:
 
 def _plugin_problem(text: str) -> str:
     found = _PLUGIN.search(text)
-    return found[1].replace('\\"', '"') if found is not None and 'state="active"' not in found[0] else ""
+    return _label(found[1]) if found is not None and 'state="active"' not in found[0] else ""
+
+
+def _label(written: str) -> str:
+    return written.replace('\\"', '"')

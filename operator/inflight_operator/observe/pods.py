@@ -57,6 +57,7 @@ class PodView:
         gates: names of the scheduling gates that hold it back, such as that of a queue.
         failure: why a pod in phase Failed failed (evicted, for example), else empty.
         unready_since: when it was last found not ready, seconds since the epoch; None while it is ready.
+        scheduled_since: when it got its node, seconds since the epoch; None while it has none.
         running_since: when its container started, seconds since the epoch; None while it does not run.
         last_run: seconds that its container ran before its last termination; None without one.
         ready_since: when it became ready, seconds since the epoch; None while it is not.
@@ -86,6 +87,7 @@ class PodView:
     exit_code: int | None = None
     unschedulable: str = ""
     failure: str = ""
+    scheduled_since: float | None = None
     running_since: float | None = None
     last_run: float | None = None
     ready_since: float | None = None
@@ -118,7 +120,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
     container = failed or engine
     declared = engine_container(spec.get("containers", []))
     ports = {one.get("name"): one.get("containerPort") for one in declared.get("ports", [])}
-    ready = condition(status, "Ready")
+    ready, scheduled = condition(status, "Ready"), condition(status, "PodScheduled")
     waiting, running = (container.get("state", {}).get(state, {}) for state in ("waiting", "running"))
     ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated") or {}
     return PodView(
@@ -138,6 +140,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         exit_code=ended.get("exitCode"),
         unschedulable=_unschedulable(status),
         failure=status.get("message", "") if status.get("phase") == "Failed" else "",
+        scheduled_since=_moment(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else None,
         running_since=_moment(running.get("startedAt")),
         last_run=_duration(ended),
         ready_since=_moment(ready.get("lastTransitionTime")) if ready.get("status") == "True" else None,

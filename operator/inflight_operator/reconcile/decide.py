@@ -15,7 +15,7 @@ from inflight_operator.decide.replicas.autopilot import DemandMemory
 from inflight_operator.decide.replicas.foreign_fit import ForeignFit
 from inflight_operator.decide.replicas.scaling import ScalingDecision
 from inflight_operator.decide.rollouts import releases
-from inflight_operator.decide.status.conditions import Finding, Metrics, Status, find_conditions, held
+from inflight_operator.decide.status.conditions import Finding, Metrics, Status, find_conditions, held, uncached
 from inflight_operator.decide.status.gateway_conditions import GatewayFacts, pool_condition, with_gateway
 from inflight_operator.decide.status.pods import Pods, classify
 from inflight_operator.decide.status.sentences import sentence
@@ -37,7 +37,7 @@ from inflight_operator.reconcile.plan import Plan
 from inflight_operator.reconcile.replicas import Scaled, scale
 from inflight_operator.reconcile.snapshot import Snapshot, deployment_view
 from inflight_operator.reconcile.upgrades import Template, decide_template
-from inflight_operator.reconcile.views import measured
+from inflight_operator.reconcile.views import lead_time, measured
 from inflight_operator.render.inference_pool import INFERENCE_POOL_API
 from inflight_operator.render.networkpolicy import clients_ignored
 from inflight_operator.render.plan import ChildPlan
@@ -95,6 +95,7 @@ def decide(snapshot: Snapshot, memory: Memory) -> Plan:
         measured=measurements,
         blocked=scaled.blocked,
         sizing=scaled.sizing,
+        lead_time=lead_time(snapshot, memory.startups, pods),
         push=behind,
         deletion_costs=_deletion_costs(snapshot, memory),
         decisions=_decisions(snapshot, memory, scaling, (*by_hand.changes, *tuned.changes)),
@@ -121,7 +122,14 @@ def _brought_up_to(snapshot: Snapshot, memory: Memory) -> Memory:
         memory = replace(memory, limits=replace(memory.limits, revision=memory.first_revision))
     listed = any(pod.serves and pod.uid in snapshot.listed for pod in snapshot.pods)
     since = memory.routed_since if memory.routed_since is not None else snapshot.now
-    startups = memory.startups.with_pods(snapshot.pods)
+    startups = memory.startups.with_pods(
+        snapshot.policy.engine,
+        snapshot.pods,
+        snapshot.listed,
+        snapshot.fresh,
+        snapshot.policy.startup_limit,
+        snapshot.at.timestamp(),
+    )
     since_listed = since if listed else None
     return replace(memory, startups=startups, routed_since=since_listed, digests=_digests(snapshot, memory))
 
@@ -229,6 +237,8 @@ def _findings(
         _scaling_finding(snapshot, scaled.decision),
         _tuning_finding(snapshot, memory, pods, behind),
     )
+    problems = [sample.cache_problem for sample in snapshot.fresh.values() if sample.cache_problem]
+    findings = uncached(findings, problems, len(pods.ready))
     if snapshot.service.spec.gateway.enabled:
         findings = with_gateway(findings, _gateway_facts(snapshot, memory, scaled))
     if snapshot.service.spec.gateway.inference_pool.enabled:

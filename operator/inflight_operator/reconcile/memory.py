@@ -8,13 +8,13 @@ from datetime import datetime
 
 from inflight_base.manifest import Manifest
 from inflight_operator.api.spec import InferenceServiceSpec
-from inflight_operator.api.status import BracketStatus, CorrectionStatus, FenceStatus
+from inflight_operator.api.status import BracketStatus, CorrectionStatus, FenceStatus, StartStatus
 from inflight_operator.api.types import InferenceService, ObjectMeta
 from inflight_operator.decide.decision import Reason
 from inflight_operator.decide.replicas.autopilot import DemandMemory
 from inflight_operator.decide.replicas.behavior import ScalingHistory
 from inflight_operator.decide.replicas.demand import DemandHistory
-from inflight_operator.decide.status.pods import StartUps
+from inflight_operator.decide.replicas.start_up import Start, StartUps
 from inflight_operator.decide.tuning.model import LEAST_MEMORY, TIGHTEST
 from inflight_operator.decide.tuning.types import Bracket, Fence, TuningPolicy, TuningState
 from inflight_operator.reconcile.policy import Policy
@@ -67,7 +67,7 @@ class Memory:
         demand: recent demand of the service.
         needed: replicas needed, recently and in the last week.
         tuning_reason: the reason of the current limits: the last one based on measurements.
-        startups: start-up times of pods.
+        startups: starts of pods.
         routed_since: since when the Service has listed a ready pod, on the steady clock; None while it does not.
         waking: replicas were ordered for held requests, and none is ready yet.
         moving: ready pods that the service had when a newer engine release began to roll out, and needs again; None
@@ -138,11 +138,25 @@ def first_memory(
         before_override=None if override is None else override.before.limits,
         first_revision=int(at.timestamp()),
         tuning=_tuning(service, now, at, image),
+        startups=_startups(service, policy.engine),
         routed_since=float("-inf") if "Ready" in held else None,
         waking="Waking" in held,
         digests=tuple((one.rollout, one.digest) for one in status.model.rollouts) if status.model is not None else (),
         moving=1 if status.engine is not None and status.engine.upgrade in ("Moving", "Stuck") else None,
     )
+
+
+def _startups(service: InferenceService, engine: str) -> StartUps:
+    """Returns the starts in the status, if they are of this engine. Ready pods are of the one in the status."""
+    known = service.status.start_up
+    if known is None:
+        return StartUps(engine)
+    recent = known.recent if known.engine == engine else []
+    return StartUps(engine, tuple(_start(one) for one in recent), restored=True)
+
+
+def _start(known: StartStatus) -> Start:
+    return Start(known.node, known.scheduled, known.image, known.weights, known.engine, known.endpoints)
 
 
 def _tuning(service: InferenceService, now: float, at: datetime, image: str) -> TuningState:

@@ -9,6 +9,7 @@ from typing import Literal
 from inflight_base.manifest import Manifest
 from inflight_operator.decide.decision import Decision
 from inflight_operator.decide.replicas.autopilot import Sizing
+from inflight_operator.decide.replicas.start_up import LeadTime
 from inflight_operator.decide.status.conditions import Finding
 from inflight_operator.observe.pods import PodView
 from inflight_operator.reconcile.front import Front
@@ -46,6 +47,7 @@ class Plan:
     measured: measurements over the window, for the status.
     blocked: replicas that will not become ready without intervention.
     sizing: demand against the capacity of a replica; None without a cost model.
+    lead_time: expected start of a replica that is ordered now.
     """
 
     replicas: int
@@ -60,6 +62,7 @@ class Plan:
     measured: Measured
     blocked: int
     sizing: Sizing | None = None
+    lead_time: LeadTime = field(default_factory=LeadTime)
     canary: CanaryInForce | None = None
     modelled: Limits | None = None
     push: tuple[tuple[PodView, LimitsInForce], ...] = ()

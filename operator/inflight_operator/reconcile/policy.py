@@ -21,6 +21,7 @@ from inflight_operator.decide.tuning.tune import TuningMode
 from inflight_operator.decide.tuning.types import Slo
 from inflight_operator.render.deployment import digest, template_inputs
 from inflight_operator.render.engine_flags import ttft_target
+from inflight_operator.render.engines.inflight import model_cache
 from inflight_operator.render.inference_pool import has_inference_pool
 from inflight_operator.render.plan import Settings
 from inflight_operator.render.pod import pod_template
@@ -191,9 +192,10 @@ def _rules(rules: ScaleUpRules | ScaleDownRules) -> ScalingRules:
 
 def _facts(service: InferenceService, settings: Settings) -> ServiceFacts:
     engine = pod_template(service, settings)["spec"]["containers"][0]
-    accelerator = service.spec.accelerator
+    accelerator, cache = service.spec.accelerator, model_cache(service, settings)
     return ServiceFacts(
         service.spec.model.source,
         accelerator.resource if accelerator.count else "",
         str(engine["resources"].get("limits", {}).get("memory", "")),
+        "" if cache is None else cache.claim,
     )

@@ -22,6 +22,7 @@ from inflight_operator.apply.children import owner_uid
 from inflight_operator.apply.engines import LimitsPusher
 from inflight_operator.apply.kube import OperatorApi
 from inflight_operator.clock import Clock
+from inflight_operator.decide.replicas.start_up import Elsewhere, FleetStartUps
 from inflight_operator.decide.status.conditions import unreadable
 from inflight_operator.decide.tuning.types import TuningPolicy
 from inflight_operator.observe.attainment import Attainment
@@ -141,6 +142,7 @@ class Reconciler:
         self._reporter = Reporter(api, cache, clock)
         self._known: dict[ServiceKey, _ServiceState] = {}
         self._unreadable: dict[ServiceKey, ReporterState] = {}
+        self._startups = FleetStartUps()
 
     def services(self) -> set[ServiceKey]:
         """Returns every service that needs periodic rounds: existing services, and deleted ones whose state must be
@@ -172,6 +174,7 @@ class Reconciler:
             self._recorder.decided(key, snapshot, known.memory, plan)
         known.memory = plan.memory
         self._pace.note(key, plan.upgrade)
+        self._startups.note(key, plan.memory.startups)
         outcome = await self._executor.execute(key, snapshot, plan, known.executor)
         reported = await self._reporter.report(key, snapshot, plan, outcome, known.reporter)
         self._export(key, known, snapshot, plan, outcome)
@@ -237,6 +240,9 @@ class Reconciler:
             gateway_pods=() if self._gateway is None else self._gateway.addresses,
             front=front,
             leaving=None if through is None or gateway is not None else through.view(key),
+            elsewhere=Elsewhere()
+            if known.memory.startups.starts
+            else self._startups.elsewhere(key, reading.policy.engine),
             pool_parents=pool_parents(self._cache.child(key, "InferencePool", child_names(key.name).main)),
         )
 
@@ -264,6 +270,7 @@ class Reconciler:
         self._pool.forget(key)
         self._pusher.keep(key, ())
         self._pace.forget(key)
+        self._startups.forget(key)
         self._unreadable.pop(key, None)
         self._metrics.of_services.forget(key)
         self._known.pop(key, None)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -31,8 +31,11 @@ from inflight_operator.api.status import (
     ModelStatus,
     ObservedStatus,
     OverrideStatus,
+    PhasesStatus,
     QueueStatus,
     RolloutDigest,
+    StartStatus,
+    StartUpStatus,
     TuningStatus,
 )
 from inflight_operator.api.types import ServiceRecord
@@ -139,6 +142,7 @@ def build_status(
         limits=_limits(snapshot, plan),
         tuning=_tuning(snapshot, plan),
         demand=_demand(snapshot, plan),
+        start_up=_start_up(snapshot, plan),
         gateway=_gateway(snapshot),
         queue=_queue(snapshot),
         cost=_cost(snapshot, plan, len(replicas)),
@@ -258,6 +262,28 @@ def _demand(snapshot: Snapshot, plan: Plan) -> DemandStatus | None:
         needed_replicas=need,
         refused_requests_per_second=refused if snapshot.gateway is not None and snapshot.gateway.counts else None,
     )
+
+
+def _start_up(snapshot: Snapshot, plan: Plan) -> StartUpStatus | None:
+    """Returns the lead time of a replica in milliseconds; None before any start was seen."""
+    lead, startups = plan.lead_time, plan.memory.startups
+    if lead.basis == "Default":
+        return None
+    phases = _rounded(lead.phases._asdict())
+    numbers: dict[str, Number] = {**lead.phases._asdict(), "total": lead.phases.total, "starts": lead.starts}
+    return StartUpStatus(
+        seconds=round(lead.phases.total, 3),
+        phases=PhasesStatus(**phases),
+        basis=lead.basis,
+        starts=lead.starts,
+        summary=sentence(Reason("StartUp", {**numbers, "basis": lead.basis})),
+        engine=startups.engine,
+        recent=[StartStatus(node=start.node, **_rounded(start.phases)) for start in startups.starts],
+    )
+
+
+def _rounded(phases: Mapping[str, float | None]) -> dict[str, Any]:
+    return {name: None if seconds is None else round(seconds, 3) for name, seconds in phases.items()}
 
 
 def _gateway(snapshot: Snapshot) -> GatewayStatus | None:

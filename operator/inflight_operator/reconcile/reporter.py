@@ -109,6 +109,7 @@ def is_due(before: InferenceServiceStatus, after: InferenceServiceStatus, since_
     return since_written >= NUMBERS_SECONDS and (
         _wording(before) != _wording(after)
         or before.tuning != after.tuning
+        or before.start_up != after.start_up
         or _moved(_measurements(before), _measurements(after))
     )
 

@@ -12,6 +12,7 @@ from inflight_base.manifest.pods import engine_container
 from inflight_base.manifest.slices import GatewayAddress
 from inflight_operator.api.types import InferenceService
 from inflight_operator.decide.decision import Reason
+from inflight_operator.decide.replicas.start_up import Elsewhere
 from inflight_operator.decide.status.conditions import ROLLOUT_STUCK, DeploymentView
 from inflight_operator.decide.tuning.types import TuningPolicy
 from inflight_operator.observe.front_view import NO_FRONT, FrontView
@@ -55,6 +56,7 @@ class Snapshot:
         front: endpoints of its Service.
         leaving: reports of the gateway's pods on a service that left the gateway; None for all others.
         pool_parents: gateways that report on its InferencePool.
+        elsewhere: starts of other services' pods, while this service has none.
     """
 
     service: InferenceService
@@ -82,6 +84,7 @@ class Snapshot:
     front: FrontView = NO_FRONT
     leaving: GatewayView | None = None
     pool_parents: tuple[PoolParent, ...] = ()
+    elsewhere: Elsewhere = field(default_factory=Elsewhere)
 
     @property
     def ordered(self) -> int:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from inflight_base.page.histogram import Histogram
 from inflight_operator.decide.replicas.demand import MAX_ERROR, DemandHistory, DemandView
 from inflight_operator.decide.replicas.scaling import ScalingObservation
-from inflight_operator.decide.status.pods import PodClass, Pods, Replicas, StartUps
+from inflight_operator.decide.replicas.start_up import LeadTime, StartUps
+from inflight_operator.decide.status.pods import PodClass, Pods, Replicas
 from inflight_operator.decide.tuning.tune import TuningMode
 from inflight_operator.decide.tuning.types import PodQuality, Quality, Slo, TuningModel, TuningView
 from inflight_operator.decide.tuning.workload import recent_workload
@@ -73,10 +74,6 @@ def scaling_observation(
     )
 
 
-USUAL_START_UP = 60.0
-"""Start-up time in seconds that is expected before the first replica was seen to start."""
-
-
 def with_demand(snapshot: Snapshot, demand: DemandHistory) -> DemandHistory:
     """Returns the demand with the fresh samples of this round."""
     moment = snapshot.at.timestamp()
@@ -90,14 +87,19 @@ def longest_ready(pods: Pods, moment: float) -> float:
     return max((moment - pod.ready_since for pod in pods.ready if pod.ready_since is not None), default=0.0)
 
 
+def lead_time(snapshot: Snapshot, startups: StartUps, pods: Pods) -> LeadTime:
+    """Returns the expected start of a replica that is ordered now: it is likely to get a node of the others."""
+    return startups.lead_time(sorted({pod.node for pod in pods.replicas if pod.node}), snapshot.elsewhere)
+
+
 def demand_view(
     snapshot: Snapshot, demand: DemandHistory, pods: Pods, startups: StartUps, observation: ScalingObservation
 ) -> DemandView:
     """Returns the inputs of the decision on the number of replicas."""
     moment, fresh = snapshot.at.timestamp(), snapshot.fresh.values()
-    start_up = USUAL_START_UP if startups.usual is None else startups.usual
+    lead = lead_time(snapshot, startups, pods)
     under_way = [
-        max(0.0, start_up - (moment - one.pod.created))
+        (startups.lead_time([one.pod.node], snapshot.elsewhere) if one.pod.node else lead).remaining(one.pod, moment)
         for one in pods.all
         if one.kind is PodClass.STARTING and not one.late
     ]
@@ -117,8 +119,8 @@ def demand_view(
         waiting_tokens=sum(waiting_tokens) + _held_tokens(snapshot, demand, prompt),
         # The additional pods of a rollout are not ordered replicas.
         ready=min(observation.ready, observation.credited),
-        starting=tuple(sorted([*under_way[: observation.starting], *[start_up] * not_created])),
-        start_up=start_up,
+        starting=tuple(sorted([*under_way[: observation.starting], *[lead.phases.total] * not_created])),
+        start_up=lead.phases.total,
         ready_for=longest_ready(pods, moment),
         pooled=snapshot.pooled,
         ordered=snapshot.policy.ordered,

@@ -5,7 +5,7 @@ Only `on.event` handlers: they need no finalizer, keep no state in annotations, 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import kopf
@@ -21,6 +21,19 @@ Stop = Callable[[], Awaitable[None]]
 
 IDLE_SECONDS = 0.2
 """Seconds for which kopf keeps an object's task after its last event."""
+
+
+class _NoDiffBase(kopf.DiffBaseStorage):  # type: ignore[misc]  # no types
+    """No copies and differences of objects: `on.event` handlers get none."""
+
+    def build(self, *, body: kopf.Body, extra_fields: Iterable[Any] | None = None) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        pass
 
 
 def build_registry(
@@ -59,12 +72,14 @@ def build_registry(
 
 
 def configure_kopf(settings: kopf.OperatorSettings) -> None:
-    """Watching only: no events of kopf's own, no scanning for added or removed kinds, lists in pages. kopf has a task
-    for each object that changes; it ends soon after, so that thousands of tasks do not accumulate."""
+    """Watching only: no events of kopf's own, no scanning for added or removed kinds, no differences to an object's
+    last state, lists in pages. kopf has a task for each object that changes; it ends soon after, so that thousands of
+    tasks do not accumulate."""
     settings.posting.enabled = False
     settings.scanning.disabled = True
     settings.queueing.exit_timeout = 0.5
     settings.queueing.idle_timeout = IDLE_SECONDS
+    settings.persistence.diffbase_storage = _NoDiffBase()
     settings.watching.chunk_size = PAGE
     settings.process.ultimate_exiting_timeout = 10
 

@@ -85,7 +85,7 @@ class Autopilot:
         fleet.order(replicas, now, _removal_order)
 
     def _snapshot(self, fleet: Fleet, now: float) -> Snapshot:
-        pods = tuple(_view(pod, now) for pod in fleet.live)
+        pods = tuple(_view(pod, fleet.config, now) for pod in fleet.live)
         samples = {pod.name: scraped(pod, fleet.config, now) for pod in fleet.live if pod.routable}
         # As in the operator: state of pods that no longer take requests is dropped.
         self._window = self._window.with_samples(samples, samples, now)
@@ -124,19 +124,23 @@ def _gateway(gateway: Gateway, now: float) -> GatewayView:
     return gateway_view(reports, len(reports), now)
 
 
-def _view(pod: Pod, now: float) -> PodView:
-    epoch = _START.timestamp()
-    ready = pod.ready
+def _view(pod: Pod, config: FleetConfig, now: float) -> PodView:
+    """Returns the pod as Kubernetes shows it: Ready before the Service lists it, which is when `pod.ready` is set."""
+    epoch, phases = _START.timestamp(), config.start_up
+    scheduled_s = pod.created_s + phases.scheduled
+    running_s, ready_s = scheduled_s + phases.image, pod.starts_s - phases.endpoints
+    ready = ready_s <= now
     return PodView(
         name=pod.name,
         uid=pod.name,
         ip="10.0.0.1",
-        node="node",
+        node="node" if scheduled_s <= now else "",
         ready=ready,
         deleting=pod.draining,
         image=_IMAGE,
-        running_since=epoch + pod.created_s,
-        ready_since=epoch + pod.starts_s if ready else None,
+        scheduled_since=epoch + scheduled_s if scheduled_s <= now else None,
+        running_since=epoch + running_s if running_s <= now else None,
+        ready_since=epoch + ready_s if ready else None,
         unready_since=None if ready else epoch + pod.created_s,
         metrics_port=_ADMIN_PORT,
         admin_port=_ADMIN_PORT,

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from inflight_cost.capacity import Targets
 from inflight_cost.model import CostModel
+from inflight_operator.decide.replicas.start_up import Phases
 from inflight_settings.limits import Limits
 from inflight_settings.scheduling import PolicyName
 
@@ -89,13 +90,21 @@ class GatewayModel:
     owner_ends_s: float | None = None
 
 
+def undivided(seconds: float) -> Phases:
+    """Returns a start-up of which only the duration is known."""
+    return Phases(scheduled=0.0, image=0.0, weights=0.0, engine=seconds, endpoints=0.0)
+
+
+ONE_MINUTE = undivided(60.0)
+
+
 @dataclass(frozen=True, slots=True)
 class FleetConfig:
     """Configuration of a simulated fleet.
 
     Attributes:
         limits: of all pods at their start.
-        start_up_s: from a pod's order to its first request.
+        start_up: seconds of each phase from a pod's order to its first request.
         initial_replicas: ready at time 0.
         policy: order of waiting requests, a name of the engine's policies.
         tuning: let the operator's tuning change limits.
@@ -105,7 +114,7 @@ class FleetConfig:
     replica: ReplicaModel = field(default_factory=ReplicaModel)
     limits: Limits = START_LIMITS
     routing: Routing = "least-requests"
-    start_up_s: float = 60.0
+    start_up: Phases = ONE_MINUTE
     min_replicas: int = 1
     max_replicas: int = 100
     initial_replicas: int = 1
@@ -114,6 +123,11 @@ class FleetConfig:
     targets: RequestTargets = field(default_factory=RequestTargets)
     seed: int = 0
     gateway: GatewayModel = field(default_factory=GatewayModel)
+
+    @property
+    def start_up_s(self) -> float:
+        """Seconds from a pod's order to its first request."""
+        return self.start_up.total
 
     @property
     def ttft_per_token(self) -> float:

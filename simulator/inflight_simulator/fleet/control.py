@@ -73,6 +73,7 @@ def scraped(pod: Pod, config: FleetConfig, now: float) -> Sample:
         limits=scheduler.limits,
         capacity=config.capacity,
         revision=pod.replica.revision,
+        weights_seconds=config.start_up.weights,
         prompt_tokens=float(meter.computed),
         arrived=float(meter.arrived_requests),
         arrived_tokens=float(meter.arrived_tokens),

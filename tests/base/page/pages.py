@@ -20,6 +20,7 @@ from inflight_settings.limits import Limits
 from inflight_settings.scheduling import ServiceClass
 
 DIGEST = "sha256:" + "1" * 64
+CACHE_PROBLEM = "its disk is full"
 
 
 def engine_page(names=None, observations=1, seed=0):
@@ -40,7 +41,9 @@ def engine_page(names=None, observations=1, seed=0):
         step_seconds=0.2,
         schedule_seconds=0.001,
     )
-    runner = RunnerInfo(10, 16, 1024, 1, 100, "cpu", "float32", "eager", 1.0, digest=DIGEST)
+    runner = RunnerInfo(
+        10, 16, 1024, 1, 100, "cpu", "float32", "eager", 1.0, digest=DIGEST, cache_problem=CACHE_PROBLEM
+    )
     ready = EngineReady(Limits(64, 2048), runner)
     load = Load(stats, Limits(48, 1024), ready, num_requests=7, queued_tokens=300)
     gauges = Gauges(load, {"interactive": 2, "batch": 0}, draining=False, revision=7)

@@ -24,7 +24,7 @@ class Thread:
         self.disk = set()
         self.sent = []
         self.results = []
-        self.seconds_per_block = self.read_at = 0.0
+        self.seconds_per_block = self.read_at = self.stalled = 0.0
         self.num_reads = 0
 
     @property
@@ -46,6 +46,10 @@ class Thread:
     def take(self):
         taken, self.results = self.results, []
         return taken
+
+    def give_up(self):
+        self.results += [Done(each.number, []) for each in self.sent[1:]]
+        self.sent = self.sent[:1]
 
     def answer(self, count=None):
         """All that was sent comes, or so many blocks of each read."""
@@ -191,6 +195,40 @@ def test_a_request_waits_where_the_measured_disk_is_faster_than_computing(second
     request = waiting.request(0)
     thread.disk.update(request.block_hashes)
     assert waiting.loads.put(request) is waits
+
+
+@pytest.mark.parametrize("preemption", ["auto", "swap"])
+@pytest.mark.parametrize(("stalled", "waits"), [(0.0, True), (1.5, True), (2.5, False), (70.0, False), (1e6, False)])
+def test_no_request_waits_for_a_disk_that_hangs_longer_than_computing_takes(preemption, stalled, waits):
+    """Neither for blocks that it reads nor for others: 10 each, which are computed in 2 s."""
+    waiting = Waiting(preemption=preemption)
+    waiting.scheduler.offload.rates = LoadRates(prefill=20.0, copy=1e6)
+    waiting.thread.read_at = waiting.now
+    first, same, other = waiting.request(0), waiting.request(1), waiting.request(2, first=100)
+    waiting.thread.disk.update(first.block_hashes + other.block_hashes)
+    assert waiting.loads.put(first)
+    waiting.loads.send()
+    waiting.now += stalled
+    waiting.thread.stalled = stalled
+    assert waiting.loads.put(same) is waits
+    assert waiting.loads.put(other) is waits
+
+
+def test_while_a_disk_hangs_only_the_read_that_it_is_at_holds_host_memory(waiting):
+    request = waiting.request(0, num_tokens=150)
+    waiting.thread.disk.update(request.block_hashes)
+    waiting.loads.put(request)
+    waiting.loads.send()
+    waiting.now += 70
+    waiting.thread.stalled = 70.0
+    assert waiting.loads.take() == [request]
+    assert waiting.loads.take() == []
+    assert list(waiting.loads._reads) == [0]
+    assert sum(len(places) for _, places in waiting.scheduler.offload._fetching.values()) == PIECE
+    waiting.thread.stalled = 0.0
+    waiting.thread.answer()
+    waiting.loads.take()
+    assert not waiting.scheduler.offload._fetching
 
 
 def test_while_rates_are_unknown_nobody_waits():

@@ -176,3 +176,33 @@ def test_a_store_that_cannot_be_opened_is_no_store(memory):
     thread._thread.join(10)
     thread.store([0], [NAMES[0]])
     assert (thread.has(NAMES[0]), thread.usage(), thread.num_dropped) == (False, 0, 0)
+
+
+def test_of_a_disk_that_hangs_the_block_is_known_and_reads_that_are_not_begun_can_be_given_up(
+    open_thread, memory, monkeypatch
+):
+    now = [1000.0]
+    thread = open_thread(clock=lambda: now[0])
+    memory.put(0, NAMES[0])
+    written(thread, 0, NAMES[0])
+    begun, hangs = threading.Event(), threading.Event()
+    read = DiskStore.read
+
+    def hanging(store, block_hash, into):
+        begun.set()
+        hangs.wait(20)
+        return read(store, block_hash, into)
+
+    monkeypatch.setattr(DiskStore, "read", hanging)
+    assert thread.stalled == 0
+    for number in range(3):
+        thread.load(Read(number, [NAMES[0]], [1 + number]))
+    assert begun.wait(20)
+    now[0] += 70
+    assert thread.stalled == 70
+    thread.give_up()
+    assert sorted(thread.take()) == [Done(1, []), Done(2, [])]
+    hangs.set()
+    until(lambda: thread.ready)
+    assert thread.take() == [Done(0, [BLOCK])]
+    until(lambda: thread.stalled == 0)

@@ -80,6 +80,7 @@ OWN = {
     "inflight_tier_failed_blocks_total": "counter",
     "inflight_tier_dropped_blocks_total": "counter",
     "inflight_tier_bytes_per_second": "gauge",
+    "inflight_weights_seconds": "gauge",
     "inflight_kv_cache_tokens": "gauge",
     "inflight_arrived_requests_total": "counter",
     "inflight_arrived_prompt_tokens_total": "counter",

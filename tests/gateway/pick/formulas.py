@@ -63,7 +63,7 @@ def replica_state(load: EndpointLoad, request: RequestView, cost: CostModel | No
     decoding = decode_work(sample, running)
     own_prefill_s = used.prefill_seconds(uncached_tokens, load.cached_tokens)
     if load.loaded_tokens:
-        own_prefill_s += load_seconds(used, load.loaded_tokens, load.cached_tokens - load.loaded_tokens)
+        own_prefill_s += load_seconds(used, load)
     return ReplicaState(
         load=load,
         sample=sample,

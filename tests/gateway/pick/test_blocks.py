@@ -208,9 +208,9 @@ def test_a_block_that_is_in_a_lower_tier_too_is_found_until_it_is_in_none():
     replica.stored([1, 2], None, "CPU")
     replica.removed([1, 2], "GPU")
     assert replica.found([1, 2]) == 2
-    assert replica.behind(2) == 2
+    assert replica.behind(2) == (2, 0)
     replica.stored([1], None, "GPU")
-    assert replica.behind(2) == 1
+    assert replica.behind(2) == (1, 0)
     replica.removed([2], "CPU")
     assert replica.found([1, 2]) == 1
 
@@ -222,9 +222,19 @@ def test_blocks_that_leave_the_device_are_found_behind_it_though_events_name_the
     replica.removed([4, 2, 3], "GPU")
     replica.stored([4, 2, 3], None, tier)
     assert replica.found([2, 4]) == 2
-    assert (replica.behind(4), replica.behind(2), replica.behind(1)) == (3, 1, 0)
+    on_disk = tier == "DISK"
+    assert [replica.behind(end) for end in (4, 2, 1)] == [(3, 3 * on_disk), (1, 1 * on_disk), (0, 0)]
     replica.removed([3], tier)
     assert replica.found([2, 4]) == 1
+
+
+def test_of_blocks_on_the_disk_those_that_host_memory_has_too_are_not_read_from_there():
+    replica = ReplicaBlocks()
+    replica.stored([1, 2, 3, 4], None, "GPU")
+    replica.removed([2, 3, 4], "GPU")
+    replica.stored([2, 3, 4], None, "DISK")
+    replica.stored([3], None, "CPU")
+    assert replica.behind(4) == (3, 2)
 
 
 def test_blocks_that_went_behind_the_device_before_the_first_event_are_found_once_a_prompt_names_them():
@@ -235,7 +245,7 @@ def test_blocks_that_went_behind_the_device_before_the_first_event_are_found_onc
     replica.told([1, 2, 3, 4], 1.0, 1.0)
     assert replica.found([2, 4]) == 2
     replica.removed([2, 3], "GPU")
-    assert (replica.found([2, 4]), replica.behind(4)) == (2, 2)
+    assert (replica.found([2, 4]), replica.behind(4)) == (2, (2, 0))
 
 
 def test_a_prompt_tells_of_blocks_of_before_the_first_event_and_of_none_that_was_removed_since():

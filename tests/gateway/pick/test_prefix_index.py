@@ -28,7 +28,7 @@ def test_the_longest_leading_run_that_was_sent_is_found_and_only_at_that_replica
     assert matched(index, "one", prompt[:3]) == 3
     assert matched(index, "one", chain("b", 10)) == 0
     assert matched(index, "two", prompt) == 0
-    assert index.matched(["one", "two"], prompt) == ([6, 0], [0, 0])
+    assert index.matched(["one", "two"], prompt) == ([6, 0], [0, 0], [0, 0])
 
 
 def test_no_prefix_matches_nothing():

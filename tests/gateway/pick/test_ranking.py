@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from inflight_cost.model import CostModel
 from inflight_gateway.pick.growth import Growing, Growth
-from inflight_gateway.pick.load import LOAD_SHARE, STALE_S, EndpointLoad
+from inflight_gateway.pick.load import DISK_SLOWNESS, LOAD_SHARE, STALE_S, EndpointLoad
 from inflight_gateway.pick.ranking import Ranking
 from inflight_gateway.types import Endpoint, EngineSample, ScoreWeights
 from inflight_settings.limits import Limits
@@ -44,10 +44,14 @@ SAMPLE = st.builds(
     kv_cache_tokens=TOKENS,
     limits=st.builds(Limits, st.integers(1, 300), st.integers(1, 9000)),
     cost=st.none() | COST,
+    disk_slowness=st.just(0.0) | st.floats(0.1, 100),
 )
 LOAD = st.builds(
-    lambda *fields, loaded_share, **named: EndpointLoad(
-        *fields, **named, loaded_tokens=int(loaded_share * named["cached_tokens"])
+    lambda *fields, loaded_share, disk_share, **named: EndpointLoad(
+        *fields,
+        **named,
+        loaded_tokens=(loaded := int(loaded_share * named["cached_tokens"])),
+        disk_tokens=int(disk_share * loaded),
     ),
     st.builds(Endpoint, st.text("0123456789.:", min_size=1), st.just("pod")),
     st.none() | SAMPLE,
@@ -59,6 +63,7 @@ LOAD = st.builds(
     growth=st.none() | st.builds(Growth, st.lists(st.builds(Growing, left=COUNT, held=TOKENS), max_size=4)),
     answer_tokens=COUNT,
     loaded_share=st.sampled_from((0, 0, 0.5, 1)),
+    disk_share=st.sampled_from((0, 0.5, 1)),
 )
 WEIGHT = st.floats(0, 3)
 CONFIGS = st.builds(
@@ -126,3 +131,29 @@ def test_a_prompt_behind_a_device_is_worth_what_loading_it_saves_there():
     assert added_s(1e-5, 999, 900) == pytest.approx(on_device + 900e-5)
     assert added_s(0.0, 999, 900) == pytest.approx(on_device + LOAD_SHARE * 900e-4)  # not measured
     assert added_s(1.0, 999, 999) == pytest.approx(nowhere)  # the engine computes it instead
+
+
+def test_a_prompt_on_a_disk_takes_the_time_of_the_disk_too():
+    cost = CostModel(1e-3, 0.0, 1e-4, 0.0, 0.0, 1e-6)
+
+    def rank(*replicas):
+        """Own prefill seconds of replicas with 900 of 1,000 tokens behind their devices, and the one that is chosen."""
+        loads = [
+            EndpointLoad(
+                Endpoint(f"{place}", "pod"),
+                EngineSample(NOW, cost=cost, disk_slowness=slowness),
+                cached_tokens=900,
+                loaded_tokens=900,
+                disk_tokens=on_disk,
+            )
+            for place, (on_disk, slowness) in enumerate(replicas)
+        ]
+        ready, _ = Ranking().rank(loads, request(prompt_tokens=1000), CONFIG, None, NOW, above_share=False)
+        return [each.own_prefill_s for each in ready], min(ready).place
+
+    seconds, best = rank((0, 6.0), (900, 6.0), (450, 6.0), (900, 0.0), (900, 1e6))
+    assert seconds == pytest.approx(
+        [0.01 + 900e-6 * (1 + slower) for slower in (0, 6, 3, DISK_SLOWNESS)] + [0.01 + 900e-4]
+    )
+    assert best == 0
+    assert rank((900, 6.0), (900, 2.0))[1] == 1

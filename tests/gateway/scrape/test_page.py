@@ -67,6 +67,20 @@ def test_a_page_of_vllm_with_two_engines_has_sums_largest_shares_and_defaults():
     )
 
 
+@pytest.mark.parametrize(
+    ("tiers", "slowness"),
+    [
+        ({"host": 4.6e9, "disk": 0.75e9}, 4.6 / 0.75),
+        ({"host": 4.6e9, "disk": 0.0}, 0.0),
+        ({"host": 4.6e9}, 0.0),
+        ({}, 0.0),
+    ],
+)
+def test_the_disk_of_an_engine_is_as_slow_as_it_measured(tiers, slowness):
+    speeds = {f'inflight_tier_bytes_per_second{{model_name="m",tier="{tier}"}}': speed for tier, speed in tiers.items()}
+    assert read_page(page_of(**speeds), 0.0).disk_slowness == pytest.approx(slowness)
+
+
 def test_every_wanted_name_is_one_that_the_engine_documents():
     documented = set(re.findall(r"^\| `([^`]+)`", (PROJECT / "docs/reference/metrics.md").read_text(), re.MULTILINE))
     assert set(READER.names) <= documented

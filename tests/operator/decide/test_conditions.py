@@ -4,16 +4,18 @@ from dataclasses import replace
 
 import pytest
 
+from inflight_operator.decide.replicas.start_up import StartUps
 from inflight_operator.decide.status.conditions import (
     DeploymentView,
     Finding,
     Metrics,
     find_conditions,
     summarized,
+    uncached,
     unreadable,
 )
 from inflight_operator.decide.status.pod_problems import ServiceFacts, pod_problem
-from inflight_operator.decide.status.pods import Pods, StartUps, classify
+from inflight_operator.decide.status.pods import Pods, classify
 from inflight_operator.observe.pods import pod_view
 from tests.operator.fakes import pod_body
 
@@ -134,6 +136,34 @@ def test_a_claim_that_does_not_exist():
     problem = pod_problem(unschedulable('0/1 nodes are available: persistentvolumeclaim "models" not found.'), FACTS)
     assert problem.reason == "ClaimNotFound"
     assert 'persistentvolumeclaim "models" not found; create the claim' in problem.text
+
+
+def test_a_claim_of_the_model_cache_that_does_not_exist_or_has_no_volume():
+    facts = replace(FACTS, cache_claim="cache")
+    problem = pod_problem(unschedulable('0/1 nodes are available: persistentvolumeclaim "cache" not found.'), facts)
+    assert problem.reason == "ClaimNotFound"
+    assert "create the claim or take the namespace out of engine.modelCache.namespaces" in problem.text
+    other = pod_problem(unschedulable('0/1 nodes are available: persistentvolumeclaim "models" not found.'), facts)
+    assert "or correct model.source" in other.text
+    unbound = unschedulable("0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found")
+    problem = pod_problem(unbound, facts)
+    assert problem.reason == "ClaimNotBound"
+    assert "see why the claim cache of the model cache has no volume" in problem.text
+
+
+def test_a_folder_of_the_model_cache_that_cannot_be_written():
+    said = 'failed to create subPath directory for volumeMount "inflight-model-cache" of container "engine"'
+    waiting = {"waiting": {"reason": "CreateContainerConfigError", "message": said}}
+    problem = pod_problem(pod(phase="Pending", **container(state=waiting)), FACTS)
+    assert problem.text.endswith("engine.modelCache.hostPath of the chart must be a folder of the node with mode 0777")
+
+
+def test_pods_that_did_not_use_the_model_cache_say_why_and_are_loaded_nevertheless():
+    conditions = tuple(found([READY], wanted=1, metrics=Metrics(1, 1, "")).values())
+    assert uncached(conditions, [], 1) == conditions
+    loaded = next(one for one in uncached(conditions, ["its disk is full"], 2) if one.type == "ModelLoaded")
+    assert loaded.status == "True"
+    assert loaded.message.endswith("is loaded in 1 pod; 1 of 2 pods did not use the model cache: its disk is full")
 
 
 def test_no_node_for_another_reason():

@@ -1,23 +1,25 @@
-"""Capacity that a pod counts for: classes, start-up times that are learned, and credit that ends."""
+"""Capacity that a pod counts for: classes, and credit that ends."""
 
 from dataclasses import replace
 
-from hypothesis import given
-from hypothesis import strategies as st
-
+from inflight_operator.decide.replicas.start_up import Start, StartUps
 from inflight_operator.decide.status.pod_problems import ServiceFacts
-from inflight_operator.decide.status.pods import SEEN, SHORTEST_CREDIT, PodClass, StartUps, classify, count_replicas
+from inflight_operator.decide.status.pods import SHORTEST_CREDIT, PodClass, classify, count_replicas
 from inflight_operator.observe.pods import pod_view
 from tests.operator.fakes import pod_body
 
 FACTS = ServiceFacts("builtin://smollm2", "", "4Gi")
 CREATED = pod_view(pod_body("any")).created
-READY = replace(pod_view(pod_body("ready")), running_since=CREATED + 5.0, ready_since=CREATED + 45.0)
+READY = pod_view(pod_body("ready"))
 LOADING = replace(pod_view(pod_body("loading", ready=False)), running_since=CREATED)
 PULLING = replace(LOADING, running_since=None, phase="Pending")
 CRASHED = replace(
     LOADING, uid="crashed", exit_code=1, restarts=5, waiting_reason="CrashLoopBackOff", last_message="error: no model"
 )
+
+
+def usual_starts(*seconds):
+    return StartUps(starts=tuple(Start("node-1", 0.0, 300.0, 0.0, each, 0.0) for each in seconds))
 
 
 def kinds(pods):
@@ -39,7 +41,7 @@ def test_a_container_that_was_restarted_once_starts_and_is_not_blocked():
 
 
 def test_credit_ends_after_the_usual_start_up_time_and_begins_anew_with_a_restart():
-    usual = StartUps((40.0, 50.0, 60.0))
+    usual = usual_starts(40.0, 50.0, 60.0)
 
     def late(pod, seconds):
         (one,) = classify([pod], FACTS, usual, 1800.0, CREATED + seconds).all
@@ -52,15 +54,15 @@ def test_credit_ends_after_the_usual_start_up_time_and_begins_anew_with_a_restar
 
 def test_a_node_or_an_image_may_take_as_long_as_the_probe_allows():
     """Far longer than starts took on nodes that were there and had the image."""
-    usual = StartUps((20.0,))
+    usual = usual_starts(20.0)
     assert not classify([PULLING], FACTS, usual, 1800.0, CREATED + 600.0).all[0].late
     assert classify([PULLING], FACTS, usual, 1800.0, CREATED + 1801.0).all[0].late
 
 
 def test_a_pod_that_was_ready_for_long_has_its_time_again_when_it_is_not():
     pod = replace(LOADING, unready_since=CREATED + 5000.0)
-    assert not classify([pod], FACTS, StartUps((20.0,)), 1800.0, CREATED + 5010.0).all[0].late
-    assert classify([pod], FACTS, StartUps((20.0,)), 1800.0, CREATED + 5040.0).all[0].late
+    assert not classify([pod], FACTS, usual_starts(20.0), 1800.0, CREATED + 5010.0).all[0].late
+    assert classify([pod], FACTS, usual_starts(20.0), 1800.0, CREATED + 5040.0).all[0].late
 
 
 def test_before_any_start_was_seen_credit_lasts_as_long_as_the_probe_allows():
@@ -69,35 +71,7 @@ def test_before_any_start_was_seen_credit_lasts_as_long_as_the_probe_allows():
 
 
 def test_a_fast_start_leaves_every_pod_some_time():
-    assert not classify([LOADING], FACTS, StartUps((2.0,)), 1800.0, CREATED + SHORTEST_CREDIT - 1).all[0].late
-
-
-def test_the_usual_start_up_is_the_median_from_creation_to_ready():
-    assert StartUps().usual is None
-    pods = [
-        replace(READY, uid=str(took), created=CREATED, running_since=CREATED + 20, ready_since=CREATED + took)
-        for took in (50.0, 60.0, 4000.0)
-    ]
-    seen = StartUps().with_pods(pods)
-    assert seen.usual == 60.0
-    assert seen.seconds == (30.0, 40.0, 3980.0)
-
-
-def test_start_ups_are_counted_once_for_each_pod():
-    seen = StartUps().with_pods([READY]).with_pods([replace(READY, ready_since=None)]).with_pods([READY])
-    assert seen.seconds == (40.0,)
-
-
-@given(st.lists(st.integers(0, 500), max_size=200))
-def test_what_is_learned_is_bounded_and_its_p95_is_one_of_it(times):
-    seen = StartUps()
-    for number, seconds in enumerate(times):
-        seen = seen.with_pods([replace(READY, uid=f"uid-{number}", ready_since=CREATED + seconds)])
-    assert len(seen.seconds) <= SEEN
-    assert len(seen.counted) <= 1
-    assert (seen.p95 is None) == (not times)
-    if times:
-        assert sum(one > seen.p95 for one in seen.seconds) <= 0.05 * len(seen.seconds)
+    assert not classify([LOADING], FACTS, usual_starts(2.0), 1800.0, CREATED + SHORTEST_CREDIT - 1).all[0].late
 
 
 def test_one_pod_that_crashes_is_its_own_matter_and_two_are_a_shared_cause():

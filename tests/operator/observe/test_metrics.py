@@ -15,7 +15,7 @@ from inflight_base.page.reader import MAX_BUCKETS, MAX_CURVE, MAX_LINES, PageErr
 from inflight_cost.model import CostModel
 from inflight_operator.observe.metrics import PLUGIN_INFO, READER, parse_metrics
 from inflight_settings.limits import Limits
-from tests.base.page.pages import DIGEST, engine_page
+from tests.base.page.pages import CACHE_PROBLEM, DIGEST, engine_page
 
 VLLM_PAGE = """
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -50,7 +50,7 @@ def test_the_engine_s_own_page_is_read_whole(names):
     assert (sample.limits, sample.capacity, sample.revision) == (Limits(48, 1024), Limits(64, 2048), 7)
     assert (sample.running, sample.waiting, sample.waiting_prompt_tokens, sample.kv_usage) == (5, 2, 300, 0.5)
     assert (sample.preemptions, sample.generation_tokens) == (3, 7)
-    assert sample.digest == DIGEST
+    assert (sample.digest, sample.cache_problem) == (DIGEST, CACHE_PROBLEM)
     for histogram in (sample.ttft, sample.tpot, sample.itl, sample.step_tokens):
         assert histogram.count == 1
         assert histogram.total > 0
@@ -84,6 +84,13 @@ def test_a_version_of_the_model_is_read_and_nothing_else_that_a_page_says():
     assert parse_metrics(line.replace("DIGEST", "sha256:" + "a" * 64), 0.0).digest == "sha256:" + "a" * 64
     for wrong in ("", "latest", "sha256:" + "a" * 65, 'sha256:ab\\"'):
         assert parse_metrics(line.replace("DIGEST", wrong), 0.0).digest == ""
+
+
+def test_a_page_says_why_the_model_cache_was_not_used():
+    line = VLLM_PAGE + 'inflight_model_cache_info{model_name="m",reason="REASON"} 1.0\n'
+    assert parse_metrics(line.replace("REASON", 'no \\"x\\"'), 0.0).cache_problem == 'no "x"'
+    assert parse_metrics(VLLM_PAGE, 0.0).cache_problem == ""
+    assert parse_metrics(line.replace("REASON", "r" * 5000), 0.0).cache_problem == ""
 
 
 COST = CostModel(5.5e-3, 15e-6, 30e-6, 0.045e-6, 1.05e-9, 2e-9)

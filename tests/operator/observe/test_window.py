@@ -1,6 +1,7 @@
 """Windows and histories: differences, restarts, bounds."""
 
 import math
+import random
 import sys
 from dataclasses import fields, replace
 from itertools import pairwise
@@ -307,7 +308,7 @@ def test_the_snapshots_that_are_kept_are_those_of_the_rule_at_any_length():
     history = History.of(make_sample(0.0))
     for newest in range(300):
         history = history.with_sample(make_sample(5.0 * (newest + 1)), 30.0)
-        numbers = [int(unpack_from("<d", snapshot)[0]) for snapshot in history.older]
+        numbers = [int(unpack_from("<d", snapshot)[0]) for snapshot in history.snapshots()]
         power = {number: min(number & -number or SPARSEST, SPARSEST) for number in range(newest + 1)}
         assert numbers == [one for one in range(newest + 1) if newest + 1 - one < NEWEST * power[one]]
 
@@ -342,34 +343,42 @@ def test_frequent_scrapes_reach_back_for_the_span():
     assert history.since(0.0).seconds >= 30.0
 
 
-def test_a_history_of_20_000_samples_is_as_large_as_one_of_100():
-    def size(history):
-        packed = (*history.older, history.sums, history.peaks)
-        return sum(map(sys.getsizeof, packed)) + sys.getsizeof(history.older)
+def bytes_of(history):
+    """Bytes of a history without its newest sample."""
+    return sum(map(sys.getsizeof, (history, history.packed, history.sums, history.peaks)))
 
+
+def test_a_history_of_20_000_samples_is_as_large_as_one_of_100():
     idle, sizes = make_sample(0.0), []
     history = History.of(idle)
     for index in range(1, 20_001):
         sample = replace(idle, time=index * 5.0, generation_tokens=index % 1000, running=index % 7)
         history = history.with_sample(sample, 30.0)
-        assert len(history.older) <= MAX_SNAPSHOTS
+        assert len(history.snapshots()) <= MAX_SNAPSHOTS
         if index >= 100 and index & (index - 1) == 0:
-            sizes.append(size(history))
-    assert max(sizes) - min(sizes) <= 2 * max(map(sys.getsizeof, history.older))
+            sizes.append(bytes_of(history))
+    assert max(sizes) - min(sizes) <= 200
 
 
-def test_a_pod_takes_ten_kilobytes_at_most():
-    """Returns a histogram of the size of our engine's page: 73 buckets."""
-    edges = (*(float(edge) for edge in range(18)), math.inf)
-    large = {name: Histogram(edges, [1e6] * 19, 1e6) for name in ("ttft", "tpot", "itl", "step_tokens")}
-    history = History.of(make_sample(0.0, **large))
+@pytest.mark.parametrize(("requests", "most"), [(0, 1000), (8, 2500), (200, 3000)])
+def test_a_history_takes_three_kilobytes_at_most(requests, most):
+    """Histograms of the size of our engine's page, 94 buckets, in which `requests` end between two scrapes."""
+    edges, drawn = (*(2.0**edge for edge in range(22)), math.inf), random.Random(1)
+    counts = {name: [1e6] * 23 for name in HISTOGRAMS}
+    history = History.of(make_sample(0.0, **{name: Histogram(edges, one, 1e6) for name, one in counts.items()}))
     for index in range(1, 100):
-        history = history.with_sample(make_sample(index * 5.0, generation_tokens=index, **large), 30.0)
-    counts = sum(sys.getsizeof(getattr(history.newest, name).counts) for name in large)
-    assert (
-        sum(map(sys.getsizeof, (history, *history.older, history.sums, history.peaks, history.newest))) + counts
-        < 10_000
-    )
+        for name, buckets in counts.items():
+            observed = [drawn.lognormvariate(4.0, 1.0) for _ in range(requests)]
+            counts[name] = [
+                count + sum(one <= edge for one in observed) for count, edge in zip(buckets, edges, strict=True)
+            ]
+        numbers = dict.fromkeys(
+            ("generation_tokens", "prompt_tokens", "arrived_tokens"), 1e6 + 977.0 * requests * index
+        )
+        totals = {name: Histogram(edges, one, 1e6 + drawn.random() * requests) for name, one in counts.items()}
+        history = history.with_sample(make_sample(index * 5.0, arrived=requests * index, **numbers, **totals), 30.0)
+    assert len(history.snapshots()) == MAX_SNAPSHOTS
+    assert bytes_of(history) <= most
 
 
 def test_samples_given_in_between_do_not_change_a_window_that_was_taken():

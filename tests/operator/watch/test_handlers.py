@@ -41,6 +41,21 @@ def test_kopf_only_watches_and_lists_in_pages():
     assert settings.watching.chunk_size == PAGE
 
 
+def test_kopf_takes_no_differences_of_objects_and_no_handler_would_get_one():
+    settings = kopf.OperatorSettings()
+    configure_kopf(settings)
+    storage, body, patch = (
+        settings.persistence.diffbase_storage,
+        kopf.Body(manifest(KIND, "chat", "1", 1)),
+        kopf.Patch(),
+    )
+    assert (storage.fetch(body=body), storage.build(body=body)) == (None, {})
+    storage.store(body=body, patch=patch, essence=storage.build(body=body))
+    assert not patch
+    registry = build_registry(ClusterCache(), print, nothing, nothing)
+    assert not [*registry._changing.get_all_handlers(), *registry._spawning.get_all_handlers()]
+
+
 async def test_kopf_watches_services_and_nothing_else():
     asked = set()
 

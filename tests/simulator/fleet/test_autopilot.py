@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
+from inflight_operator.decide.replicas.start_up import Elsewhere, Phases
 from inflight_operator.decide.tuning.types import Slo
 from inflight_operator.reconcile.policy import policy_of
 from inflight_operator.reconcile.reconciler import ReconcilerSettings
@@ -12,13 +13,13 @@ from inflight_operator.render.plan import Settings
 from inflight_settings.limits import Limits
 from inflight_simulator.fleet import autopilot
 from inflight_simulator.fleet.commands.named import simulate_named
-from inflight_simulator.fleet.config import FleetConfig, GatewayModel, RequestTargets
+from inflight_simulator.fleet.config import FleetConfig, GatewayModel, RequestTargets, undivided
 from inflight_simulator.fleet.replicas.replica import scheduler_config
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.run import run_fleet
 from tests.simulator.fleet.test_naive import random_requests
 
-CONFIG = FleetConfig(start_up_s=20.0, max_replicas=6)
+CONFIG = FleetConfig(start_up=undivided(20.0), max_replicas=6)
 LOAD = random_requests(3000, 30, 1, prompt=1000, output=200)  # More than one replica carries.
 
 
@@ -45,7 +46,30 @@ def test_it_orders_replicas_within_the_bounds_and_says_why():
 def test_pods_that_were_there_before_taught_it_the_start_up_time():
     operator = autopilot.Autopilot(CONFIG)
     run_fleet(LOAD, CONFIG, [operator])
-    assert operator._memory.startups.usual == 20.0
+    lead = operator._memory.startups.lead_time([], Elsewhere())
+    assert lead.phases.total == 20.0
+
+
+def test_it_learns_each_phase_of_the_start_ups_that_it_orders():
+    phases = Phases(scheduled=0.5, image=4.0, weights=8.0, engine=6.0, endpoints=1.5)
+    config = replace(CONFIG, start_up=phases)
+    operator = autopilot.Autopilot(config)
+    run = run_fleet(LOAD, config, [operator])
+    assert max(row.ready for row in run.replicas) > 1
+    lead = operator._memory.startups.lead_time(["node"], Elsewhere())
+    assert (lead.basis, lead.starts) == ("Node", len(operator._memory.startups.starts))
+    assert lead.phases[:4] == pytest.approx(phases[:4], abs=1e-5)
+    assert 0.0 <= lead.phases.endpoints <= phases.endpoints + autopilot.INTERVAL_S
+
+
+def test_a_start_up_of_phases_is_one_of_their_sum_until_the_last_of_them():
+    """Limits that a pod gets when it is Ready, and metrics of pods that are Ready without an endpoint, aside."""
+    whole = replace(CONFIG, start_up=undivided(12.0))
+    parts = replace(CONFIG, start_up=Phases(scheduled=1.0, image=2.0, weights=5.0, engine=4.0, endpoints=0.0))
+    one, other = (simulate_named("fixed:3", LOAD, config) for config in (whole, parts))
+    np.testing.assert_array_equal(one.ttft, other.ttft)
+    ordered = [[row.ordered for row in simulate_named("autopilot", LOAD, config).replicas] for config in (whole, parts)]
+    assert ordered[0] == ordered[1]
 
 
 def test_its_service_is_told_what_prompts_add_to_their_target_as_its_engines_are():

@@ -6,12 +6,13 @@ import json
 import numpy as np
 import pytest
 
+from inflight_operator.decide.replicas.start_up import Phases
 from inflight_settings.limits import Limits
 from inflight_simulator.cli import main
 from inflight_simulator.errors import InputError
-from inflight_simulator.fleet.commands.flags import limits, seconds
+from inflight_simulator.fleet.commands.flags import limits, seconds, start_up
 from inflight_simulator.fleet.commands.replica_file import read_replica
-from inflight_simulator.fleet.config import ReplicaModel
+from inflight_simulator.fleet.config import ReplicaModel, undivided
 from inflight_simulator.fleet.requests import read_requests
 from inflight_simulator.trace_files import read_arrivals
 
@@ -99,11 +100,20 @@ def test_limits_that_are_none_are_refused(arrivals, capsys, text):
     assert "--limits" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text", ["-1", "soon", "ready=1", "image=1,image=2", "image=", "image=-1", "image=1,"])
+def test_start_ups_that_are_none_are_refused(arrivals, capsys, text):
+    with pytest.raises(SystemExit):
+        run(capsys, arrivals, "--scaler", "fixed:1", f"--start-up={text}")
+    assert "--start-up" in capsys.readouterr().err
+
+
 def test_limits_and_seconds_are_read():
     assert limits("fixed:64/1024") == (False, Limits(64, 1024))
     assert limits("autopilot") == (True, Limits(256, 2048))
     assert limits("autopilot:32/512") == (True, Limits(32, 512))
     assert [seconds("500ms"), seconds("0.5s"), seconds("2")] == [0.5, 0.5, 2.0]
+    assert start_up("1500ms") == undivided(1.5)
+    assert start_up("endpoints=0.5,weights=2500ms") == Phases(0.0, 0.0, 2.5, 0.0, 0.5)
 
 
 def test_the_help_says_what_scalers_there_are(capsys):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from inflight_settings.limits import Limits
-from inflight_simulator.fleet.config import FleetConfig, ReplicaModel, RequestTargets
+from inflight_simulator.fleet.config import FleetConfig, ReplicaModel, RequestTargets, undivided
 from inflight_simulator.fleet.outcome import FleetRun, ReplicaCount
 from inflight_simulator.fleet.replicas.replica import NEVER
 from inflight_simulator.fleet.requests import Requests
@@ -16,7 +16,7 @@ from inflight_simulator.fleet.run import run_fleet, simulate_fleet, ttft_targets
 from inflight_simulator.fleet.view import Fixed
 from tests.simulator.fleet.test_naive import random_requests
 
-QUIET = FleetConfig(replica=ReplicaModel(noise=0.0), start_up_s=5.0)
+QUIET = FleetConfig(replica=ReplicaModel(noise=0.0), start_up=undivided(5.0))
 
 
 def steady(count, every=0.1, prompt=50, output=10):
@@ -88,7 +88,7 @@ def test_a_pod_whose_last_request_is_refused_counts_until_then():
 
 def test_no_request_goes_to_a_pod_that_starts_or_drains():
     requests = random_requests(600, 30, 3)
-    config = replace(QUIET, initial_replicas=2, start_up_s=4.0)
+    config = replace(QUIET, initial_replicas=2, start_up=undivided(4.0))
     seen = {}
 
     class Watch:
@@ -121,7 +121,7 @@ def test_pods_that_start_go_first_then_the_newest():
 @pytest.mark.parametrize("routing", ["round-robin", "least-requests", "least-work"])
 def test_every_request_ends_once_whatever_pods_do(routing):
     requests = random_requests(800, 40, 11, output=40)
-    config = FleetConfig(routing=routing, start_up_s=2.0, initial_replicas=2, max_replicas=9)
+    config = FleetConfig(routing=routing, start_up=undivided(2.0), initial_replicas=2, max_replicas=9)
     random = np.random.default_rng(5)
     course = {float(time): int(random.integers(1, 9)) for time in range(0, 20)}
     run = simulate_fleet(requests, config, Script({0: 2, **course}))

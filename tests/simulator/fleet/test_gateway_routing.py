@@ -8,14 +8,14 @@ import pytest
 from inflight_settings.limits import Limits
 from inflight_simulator.cli import main
 from inflight_simulator.fleet.commands.traffic import doubled
-from inflight_simulator.fleet.config import ROUTINGS, FleetConfig, ReplicaModel
+from inflight_simulator.fleet.config import ROUTINGS, FleetConfig, ReplicaModel, undivided
 from inflight_simulator.fleet.control import view_of
 from inflight_simulator.fleet.requests import Requests, read_requests
 from inflight_simulator.fleet.run import run_fleet, simulate_fleet
 from inflight_simulator.fleet.view import Fixed
 from tests.simulator.fleet.test_naive import random_requests
 
-GATEWAY = FleetConfig(routing="gateway", start_up_s=5.0)
+GATEWAY = FleetConfig(routing="gateway", start_up=undivided(5.0))
 BLOCK = 512
 
 BEFORE = {
@@ -183,7 +183,7 @@ def test_pods_come_and_go_behind_the_gateway():
         def update(self, fleet, now):
             fleet.order(1 + int(now) % 3, now)
 
-    run = run_fleet(flood(300, 20.0), replace(GATEWAY, start_up_s=0.5), [Wave()])
+    run = run_fleet(flood(300, 20.0), replace(GATEWAY, start_up=undivided(0.5)), [Wave()])
     assert not np.isnan(run.ttft).any()
 
 

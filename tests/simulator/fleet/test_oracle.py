@@ -3,7 +3,7 @@ import pytest
 
 from inflight_settings.limits import Limits
 from inflight_simulator.fleet.commands.traffic import workload_of
-from inflight_simulator.fleet.config import FleetConfig, ReplicaModel
+from inflight_simulator.fleet.config import FleetConfig, ReplicaModel, undivided
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.run import simulate_fleet
 from inflight_simulator.fleet.scalers.oracle import (
@@ -59,7 +59,7 @@ def test_the_margin_multiplies_the_need():
 
 
 SMALL = FleetConfig(
-    replica=ReplicaModel(kv_tokens=100_000), limits=Limits(64, 2048), start_up_s=10.0, initial_replicas=2
+    replica=ReplicaModel(kv_tokens=100_000), limits=Limits(64, 2048), start_up=undivided(10.0), initial_replicas=2
 )
 
 
@@ -75,7 +75,7 @@ def test_the_search_keeps_the_attainment_for_less_than_a_fixed_fleet_needs():
 def test_where_nothing_keeps_the_attainment_the_search_ends_with_the_best():
     """A burst at once: it is over before the first replica that it could order is ready."""
     requests = arrivals(50.0, 3.0, 3.0, seconds=12.0)
-    config = FleetConfig(SMALL.replica, SMALL.limits, start_up_s=30.0)
+    config = FleetConfig(SMALL.replica, SMALL.limits, start_up=undivided(30.0))
     runs = []
 
     def simulate(scaler):

@@ -122,7 +122,7 @@ def num_kv_blocks(config: EngineConfig, demand: KVDemand, memory: HostMemory | G
         what = (
             f"gpu_memory_utilization {config.gpu_memory_utilization} of {memory.total // MIB} MiB, less "
             f"{memory.used // MIB} MiB in use, {memory.activations // MIB} MiB for a step of "
-            f"{config.max_num_batched_tokens} tokens and {memory.graphs // MIB} MiB for CUDA graphs,"
+            f"{config.capacity('cuda').max_num_batched_tokens} tokens and {memory.graphs // MIB} MiB for CUDA graphs,"
         )
         change = "or max_num_batched_tokens, raise gpu_memory_utilization, or set kv_cache_dtype to fp8"
     else:

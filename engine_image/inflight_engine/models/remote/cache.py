@@ -8,6 +8,7 @@ whole folder. The kernel gives the locks of a dead process up.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import shutil
 import time
@@ -25,6 +26,23 @@ _LOCK_SECONDS = 30.0
 """Time to wait for the lock of the folder, which others hold while they remove files."""
 _FIRST_WAIT_SECONDS = 0.002
 _LONGEST_WAIT_SECONDS = 0.1
+
+
+log = logging.getLogger(__name__)
+
+_problems: list[str] = []
+
+
+def warn(source: str, sentence: str) -> None:
+    """Log that a model is read from its source, and keep the sentence for `first_problem`."""
+    log.warning("model %s: %s", source, sentence)
+    _problems.append(sentence)
+
+
+def first_problem() -> str:
+    """Return why this process read from a source what the cache should have; empty: it did not. At most 300 characters
+    of it, which the operator reads."""
+    return next(iter(_problems), "")[:300]
 
 
 class CacheError(Exception):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
-import logging
 import os
 import struct
 import threading
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from inflight_engine.models.remote.cache import CacheError, Entry, ModelCache, NoRoomError, wait_for
+from inflight_engine.models.remote.cache import CacheError, Entry, ModelCache, NoRoomError, wait_for, warn
 from inflight_engine.models.remote.stores import PIECE, RemoteFile, Store
 
 if TYPE_CHECKING:
@@ -38,8 +37,6 @@ _RECORD = PIECE // PAGE * _DIGEST
 _LOCK_SECONDS = 90.0
 """Time to wait for another process that reads a block: longer than a store's errors are borne."""
 _STRIPES = 64
-
-log = logging.getLogger(__name__)
 
 
 class CachedStore(Store):
@@ -91,7 +88,7 @@ class CachedStore(Store):
     def find(self, file: RemoteFile) -> CachedFile | None:
         """Open a file's entry, if there is one. Raises CacheError or OSError: the folder cannot be used."""
         entry = self._cache.find(self.key(file))
-        return None if entry is None else CachedFile(entry, file)
+        return None if entry is None else CachedFile(entry, file, self.source)
 
     def _open(self, file: RemoteFile) -> CachedFile | None:
         if not self._usable:
@@ -100,7 +97,7 @@ class CachedStore(Store):
             self._complain(f"{file.name} is not kept in the model cache: the server gives it no strong ETag")
             return None
         try:
-            return CachedFile(self._cache.hold(self.key(file), _size(file)), file)
+            return CachedFile(self._cache.hold(self.key(file), _size(file)), file, self.source)
         except CacheError as error:
             # Each file would wait for the lock of the folder anew.
             self._usable = isinstance(error, NoRoomError)
@@ -187,14 +184,15 @@ class CachedStore(Store):
     def _complain(self, sentence: str) -> None:
         if sentence not in self._trouble:
             self._trouble.add(sentence)
-            log.warning("model %s: %s", self.source, sentence)
+            warn(self.source, sentence)
 
 
 class CachedFile:
     """A file in the cache. It is released with this object: reads in flight keep it."""
 
-    def __init__(self, entry: Entry, file: RemoteFile) -> None:
+    def __init__(self, entry: Entry, file: RemoteFile, source: str) -> None:
         self.file = file
+        self._source = source
         self.stripes = [threading.Lock() for _ in range(_STRIPES)]
         self._entry = entry
         self._data, self._blocks = (self._opened(name) for name in ("data", "blocks"))
@@ -227,7 +225,10 @@ class CachedFile:
             _digest(data[(page - first) * PAGE : (page - first + 1) * PAGE]) != _digest_in(record, page)
             for page in pages
         ):
-            log.warning("a block of %s in the model cache is damaged: it is read from the source", self.file.name)
+            warn(
+                self._source,
+                f"a block of {self.file.name} in the model cache is damaged: it is read from the source again",
+            )
             return None
         return data[start - first * PAGE : end - first * PAGE]
 

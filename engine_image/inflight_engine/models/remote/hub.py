@@ -9,12 +9,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import logging
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inflight_engine.models.remote.cache import CacheError, Entry
+from inflight_engine.models.remote.cache import CacheError, Entry, warn
 
 if TYPE_CHECKING:
     from inflight_engine.models.remote.cache import ModelCache
@@ -30,8 +29,6 @@ _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
 _held: dict[str, Entry] = {}
 """Entries that this process uses until it ends: it maps their files."""
 
-log = logging.getLogger(__name__)
-
 
 def download(name: str, revision: str, cache: ModelCache | None) -> Path:
     """Download what is not in the cache. Returns the folder with the files. Raises what `snapshot_download` raises."""
@@ -44,11 +41,11 @@ def download(name: str, revision: str, cache: ModelCache | None) -> Path:
             # Asks the hub for nothing when the files of the commit are all there.
             return Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES, cache_dir=folder))
         except CacheError as error:
-            log.warning("model %s is downloaded for this server alone: %s", name, error)
+            warn(name, f"it is downloaded for this server alone: {error}")
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            log.warning("model %s is downloaded for this server alone: the disk of the model cache is full", name)
+            warn(name, "it is downloaded for this server alone: the disk of the model cache is full")
     return Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES))
 
 

@@ -149,6 +149,18 @@ def _engine_state(page: Families, demand: Demand, now: Gauges) -> None:
                 ("digest",),
                 [((runner.digest,), 1)],
             )
+        if runner.cache_problem:
+            page.gauges(
+                "inflight_model_cache_info",
+                "There is a model cache, and the weights were read from their source nevertheless: the reason.",
+                ("reason",),
+                [((runner.cache_problem,), 1)],
+            )
+        page.gauge(
+            "inflight_weights_seconds",
+            "Seconds that the engine process took to read the weights of the model into memory.",
+            runner.weights_seconds,
+        )
         page.gauge(*shared.KV_CACHE_TOKENS, runner.num_cache_tokens)
     page.gauge(*shared.WAITING_PROMPT_TOKENS, load.waiting_tokens)
     page.gauge(

@@ -15,7 +15,7 @@ from inflight_operator.api.pods.scheduling import BOUNDS, MOST_QUEUED, Schedulin
 from inflight_operator.api.pods.template import INT_OR_STRING, readable_quantity
 from inflight_operator.api.setting import setting_duration, setting_field, settings_in
 from inflight_settings.engine import DType, KVCacheDType, Quantization
-from inflight_settings.limits import HIGHEST_LIMITS
+from inflight_settings.limits import DEFAULT_LIMITS, HIGHEST_LIMITS
 
 BUCKETS = ("s3://", "gs://", "az://")
 REMOTE = (*BUCKETS, "https://")
@@ -265,6 +265,7 @@ class StartOptions(SpecModel):
     max_num_batched_tokens: int = setting_field(
         "max_num_batched_tokens",
         "Capacity: tokens that an engine computes in one step. Tuning sets the limit in force, up to this value.",
+        default=DEFAULT_LIMITS.max_num_batched_tokens,
         le=HIGHEST_LIMITS.max_num_batched_tokens,
     )
     kv_cache: KVCache = Field(default_factory=KVCache, description="Memory for keys and values of requests.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -151,6 +151,21 @@ def held(findings: tuple[Finding, ...], reason: str, message: str, *, replaces: 
         return stuck(findings, reason, message)
     old = next(one for one in findings if one.type == "Progressing")
     new = replace(old, message=f"{old.message}; {message}")
+    return tuple(new if one is old else one for one in findings)
+
+
+def uncached(findings: tuple[Finding, ...], problems: Collection[str], ready: int) -> tuple[Finding, ...]:
+    """Returns the findings of a service whose pods have loaded the model without the model cache.
+
+    Args:
+        problems: the reason of each such pod.
+        ready: pods that take requests.
+    """
+    if not problems:
+        return findings
+    old = next(one for one in findings if one.type == "ModelLoaded")
+    what = f"{_share(len(problems), ready)} did not use the model cache: {min(problems)}"
+    new = replace(old, message=f"{old.message}; {what}")
     return tuple(new if one is old else one for one in findings)
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from inflight_base.manifest.names import MODEL_CONTAINER, PLUGIN_CONTAINER
+from inflight_base.manifest.names import MODEL_CACHE_VOLUME, MODEL_CONTAINER, PLUGIN_CONTAINER
 from inflight_operator.observe.pods import PodView
 
 _IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
@@ -29,6 +29,9 @@ _INIT_IMAGES = {
 QUEUE_GATES = "kueue.x-k8s.io/"
 """Begin of the names of Kueue's scheduling gates, which it removes once a pod's queue has quota for it."""
 
+_CLAIM = "take the namespace out of engine.modelCache.namespaces of the chart"
+_FOLDER = "; engine.modelCache.hostPath of the chart must be a folder of the node with mode 0777"
+
 _TAIL = 300
 """Maximum characters of a container's last log line in a message."""
 
@@ -41,11 +44,13 @@ class ServiceFacts:
         source: `spec.model.source`.
         accelerator: resource name of the accelerator; empty if the service requests none.
         memory_limit: memory limit of the engine container, such as `4Gi`; empty without one.
+        cache_claim: claim with the model cache; empty if the pods use none.
     """
 
     source: str
     accelerator: str
     memory_limit: str
+    cache_claim: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +97,8 @@ def _image(pod: PodView, facts: ServiceFacts) -> Problem | None:
 def _create(pod: PodView, facts: ServiceFacts) -> Problem | None:
     if pod.waiting_reason not in _CREATE_REASONS:
         return None
-    text = f"cannot start its container: {_one_line(pod.waiting_message) or pod.waiting_reason}"
+    said = _one_line(pod.waiting_message) or pod.waiting_reason
+    text = f"cannot start its container: {said}{_FOLDER if MODEL_CACHE_VOLUME in said else ''}"
     return Problem(85, "ContainerNotCreated", "start", text)
 
 
@@ -151,8 +157,13 @@ def _unschedulable(pod: PodView, facts: ServiceFacts) -> Problem | None:
     # After the first sentence the scheduler's message is about preemption, which is not relevant here.
     said = re.split(r"\.\s", pod.unschedulable, maxsplit=1)[0].rstrip(".")
     if "persistentvolumeclaim" in said and "not found" in said:
-        text = f"finds no node: {said}; create the claim or correct model.source {facts.source}"
-        return Problem(55, "ClaimNotFound", "schedule", text)
+        of_cache = facts.cache_claim and f'"{facts.cache_claim}"' in said
+        correct = _CLAIM if of_cache else f"correct model.source {facts.source}"
+        return Problem(55, "ClaimNotFound", "schedule", f"finds no node: {said}; create the claim or {correct}")
+    if "unbound immediate PersistentVolumeClaims" in said:
+        claim = f" {facts.cache_claim} of the model cache" if facts.cache_claim else ""
+        text = f"finds no node: {said}; see why the claim{claim} has no volume (kubectl describe persistentvolumeclaim)"
+        return Problem(55, "ClaimNotBound", "schedule", text)
     missing = _INSUFFICIENT.findall(f"{said} ")
     if facts.accelerator and facts.accelerator in missing:
         text = f"waits for {facts.accelerator}: {said}; add a node that has it or set accelerator.count: 0"

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from statistics import median
 
+from inflight_operator.decide.replicas.start_up import StartUps
 from inflight_operator.decide.status.pod_problems import Problem, ServiceFacts, pod_problem
 from inflight_operator.observe.pods import PodView
-
-SEEN = 32
-"""Maximum number of remembered start-up times of a service."""
 
 SHORTEST_CREDIT = 30.0
 """Seconds that every pod may take to start, however fast the others were."""
@@ -45,52 +41,6 @@ class ClassifiedPod:
     kind: PodClass
     problem: Problem | None = None
     late: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class StartUps:
-    """Observed durations from container start to ready of a service's pods. The time before, for a node and the image,
-    depends on the cluster and differs between pods.
-
-    Attributes:
-        seconds: the last `SEEN` of them, oldest first.
-        since_created: the same pods' seconds from the creation of the pod until it was ready.
-        counted: uids of counted pods that still exist.
-    """
-
-    seconds: tuple[float, ...] = ()
-    since_created: tuple[float, ...] = ()
-    counted: frozenset[str] = frozenset()
-
-    def with_pods(self, pods: Sequence[PodView]) -> StartUps:
-        """Returns these durations with those of pods that have become ready; each pod counts once while it exists."""
-        new = [pod for pod in pods if pod.uid not in self.counted and pod.ready_since and pod.running_since]
-        there = {pod.uid for pod in pods}
-        counted = frozenset(uid for uid in self.counted if uid in there) | {pod.uid for pod in new}
-        if not new and counted == self.counted:
-            return self
-        took = sorted(
-            (ready, max(0.0, ready - (pod.running_since or 0.0)), max(0.0, ready - pod.created))
-            for pod in new
-            for ready in [pod.ready_since or 0.0]
-        )
-        return StartUps(
-            (*self.seconds, *(seconds for _, seconds, _ in took))[-SEEN:],
-            (*self.since_created, *(seconds for _, _, seconds in took))[-SEEN:],
-            counted,
-        )
-
-    @property
-    def p95(self) -> float | None:
-        """Seconds (nearest rank); None before the first start-up."""
-        if not self.seconds:
-            return None
-        return sorted(self.seconds)[math.ceil(0.95 * len(self.seconds)) - 1]
-
-    @property
-    def usual(self) -> float | None:
-        """Seconds from the creation of a pod until it is ready, the median; None before the first start-up."""
-        return median(self.since_created) if self.since_created else None
 
 
 @dataclass(frozen=True, slots=True)

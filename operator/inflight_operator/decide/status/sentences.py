@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from inflight_base.manifest.units import format_price, format_seconds
 from inflight_operator.decide.decision import Decision, Number, Reason
+from inflight_operator.decide.replicas.start_up import Phases
 
 _Numbers = Mapping[str, Number]
 
@@ -114,6 +115,13 @@ def _more(n: _Numbers) -> str:
     return f"{n['more']:g} more {'stays' if n['more'] == 1 else 'stay'}"
 
 
+_BASES: Mapping[str, str] = {
+    "Node": "on the nodes of the service",
+    "Source": "of this model",
+    "Fleet": "of other services",
+}
+"""Starts that a lead time is from, by `Basis`."""
+
 _DURING = {
     "Overridden": "while spec.tuning.override is in force",
     "RollingOut": "during a rollout",
@@ -207,6 +215,11 @@ _STATE: dict[str, Callable[[_Numbers], str]] = {
     "TpotWithinTarget": lambda n: f"p95 TPOT keeps the target {_seconds(n['tpot_target'])}",
     "BelowMinReplicas": lambda n: f"minReplicas is {n['bound']}",
     "AboveMaxReplicas": lambda n: f"maxReplicas is {n['bound']}",
+    "StartUp": lambda n: (
+        f"a new replica takes about {_seconds(n['total'])}:"
+        f" {', '.join(f'{phase} {_seconds(n[phase])}' for phase in Phases._fields)}"
+        f" (median of {count(n['starts'], 'start')} {_BASES[str(n['basis'])]})"
+    ),
     "Cost": lambda n: (
         f"{_price(n, 'per_hour')} an hour for {count(n['replicas'], 'pod')}"
         + (f", {_price(n, 'per_million')} for a million tokens" if "per_million" in n else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 
 from inflight_base.manifest import Manifest
+from inflight_base.manifest.engines import INFLIGHT
 from inflight_base.manifest.names import (
     ADMIN_PORT,
     ADMIN_PORT_NAME,
@@ -12,6 +13,7 @@ from inflight_base.manifest.names import (
     GRPC_PORT,
     GRPC_PORT_NAME,
     HTTP_PORT_NAME,
+    MODEL_CACHE_VOLUME,
 )
 from inflight_base.manifest.units import parse_quantity
 from inflight_operator.api.pods.template import KV_FOLDER, MODEL_CACHE_FOLDER
@@ -48,7 +50,9 @@ def inflight_container(service: InferenceService, settings: Settings) -> EngineC
     grpc = {GRPC_PORT_NAME: GRPC_PORT} if service.spec.engine.grpc else {}
     return EngineContainer(
         image=service.spec.engine.image or settings.engine_image,
-        start={"command": engine_command(service, LIMITS_PATH, observability, key_file, _cache(service, settings))},
+        start={
+            "command": engine_command(service, LIMITS_PATH, observability, key_file, model_cache(service, settings))
+        },
         ports={HTTP_PORT_NAME: ENGINE_PORT, ADMIN_PORT_NAME: ADMIN_PORT, **grpc, **kv_events_ports(service)},
         environment={
             **ADMIN_ENVIRONMENT,
@@ -88,25 +92,26 @@ def _kv_volumes(service: InferenceService) -> tuple[Volume, ...]:
     return (Volume("inflight-kv", {"emptyDir": {"sizeLimit": str(size)}}, KV_FOLDER, read_only=False),)
 
 
-def _cache(service: InferenceService, settings: Settings) -> ModelCache | None:
-    """Returns the folder of models that the service's engines share with others; None: they use none."""
+def model_cache(service: InferenceService, settings: Settings) -> ModelCache | None:
+    """Returns the folder of models that the service's engines share with others; None: they use none. Other types than
+    Inflight's own know no such folder."""
     cache, source = settings.model_cache, service.spec.model.source
-    if cache is None or not (downloads_model(source) or is_stored(source)):
+    if cache is None or service.spec.engine.type != INFLIGHT or not (downloads_model(source) or is_stored(source)):
         return None
     return cache if service.metadata.namespace in (cache.namespaces or {service.metadata.namespace}) else None
 
 
 def _cache_volumes(service: InferenceService, settings: Settings) -> tuple[Volume, ...]:
-    cache = _cache(service, settings)
+    cache = model_cache(service, settings)
     if cache is None:
         return ()
     if cache.claim:  # a claim is of one namespace
         source: Manifest = {"persistentVolumeClaim": {"claimName": cache.claim}}
-        return (Volume("inflight-model-cache", source, MODEL_CACHE_FOLDER, read_only=False),)
+        return (Volume(MODEL_CACHE_VOLUME, source, MODEL_CACHE_FOLDER, read_only=False),)
     # Type Directory: a folder that the kubelet made would belong to root, and the disk might be the node's own.
     source = {"hostPath": {"path": cache.host_path, "type": "Directory"}}
     folder = service.metadata.namespace
-    return (Volume("inflight-model-cache", source, MODEL_CACHE_FOLDER, read_only=False, folder=folder),)
+    return (Volume(MODEL_CACHE_VOLUME, source, MODEL_CACHE_FOLDER, read_only=False, folder=folder),)
 
 
 def engine_command(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from inflight_operator.decide.replicas.start_up import Phases
 from inflight_settings.flag_types import number
 from inflight_settings.limits import HIGHEST_LIMITS, Limits
 from inflight_simulator.errors import InputError
@@ -22,6 +23,7 @@ from inflight_simulator.fleet.config import (
     GatewayModel,
     ReplicaModel,
     RequestTargets,
+    undivided,
 )
 from inflight_simulator.fleet.requests import Flood, Requests, read_requests
 from inflight_simulator.fleet.service import read_gateway_spec
@@ -37,6 +39,20 @@ def seconds(text: str) -> float:
     unit = next((unit for unit in _UNITS if text.endswith(unit)), "")
     value: float = _seconds_number(0)(text.removesuffix(unit))
     return value * _UNITS.get(unit, 1.0)
+
+
+def start_up(text: str) -> Phases:
+    """Parses `seconds` of a whole start-up, or of phases: `scheduled=0.3,image=1,weights=2.5`; others take none."""
+    if "=" not in text:
+        return undivided(seconds(text))
+    given = [part.partition("=") for part in text.split(",")]
+    names = [name for name, _, _ in given]
+    for name in names:
+        if name not in Phases._fields or names.count(name) > 1:
+            raise argparse.ArgumentTypeError(
+                f"{name!r} is not one of the phases {', '.join(Phases._fields)}, each at most once"
+            )
+    return undivided(0.0)._replace(**{name: seconds(value) for name, _, value in given})
 
 
 def target(text: str) -> float:
@@ -115,10 +131,11 @@ def add_fleet_flags(parser: argparse.ArgumentParser) -> None:
     )
     fleet.add_argument(
         "--start-up",
-        type=seconds,
-        default=60.0,
-        metavar="S",
-        help="time from the order of a pod until it is ready (default 60)",
+        type=start_up,
+        default=_DEFAULTS.start_up,
+        metavar="PHASES",
+        help="seconds from the order of a pod until it takes requests, as one number or by phase:"
+        " scheduled=0.3,image=1,weights=2.5,engine=2,endpoints=0.5 (default 60)",
     )
     fleet.add_argument("--min-replicas", type=count, default=1, metavar="N", help="(default 1)")
     fleet.add_argument(
@@ -249,7 +266,7 @@ def fleet_config(flags: argparse.Namespace) -> FleetConfig:
         replica=replica,
         limits=start,
         routing=flags.routing,
-        start_up_s=flags.start_up,
+        start_up=flags.start_up,
         min_replicas=flags.min_replicas,
         max_replicas=flags.max_replicas,
         initial_replicas=initial,

@@ -1,6 +1,6 @@
 import pytest
 
-from inflight_engine.models.remote import snapshot, stores
+from inflight_engine.models.remote import cache, snapshot, stores
 from tests.engine.models.remote.store_server import store_server
 
 
@@ -20,6 +20,7 @@ def server(monkeypatch, tmp_path):
         }.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(stores, "_FIRST_WAIT_SECONDS", 0.001)
+        monkeypatch.setattr(cache, "_problems", [])
         yield store
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from inflight_engine.models.checkpoints.source import ModelSourceError
 from inflight_engine.models.remote import cache as caches
 from inflight_engine.models.remote import cached
-from inflight_engine.models.remote.cache import ModelCache
+from inflight_engine.models.remote.cache import ModelCache, first_problem
 from inflight_engine.models.remote.snapshot import take_snapshot
 
 BLOCK, PAGE = 16 << 10, 2 << 10
@@ -97,6 +97,7 @@ def test_damage_is_logged_and_mended(opened, server, content, tmp_path, caplog):
         assert bytes(store.read(file, 0, SIZE)) == content
         assert server.num_bytes == BLOCK, "read once more, and kept"
     assert "a block of model.safetensors in the model cache is damaged: it is read from the source" in caplog.text
+    assert "is damaged" in first_problem()
     assert path.read_bytes() == content
 
 
@@ -160,6 +161,13 @@ def test_a_full_disk_is_a_sentence_and_the_source_is_read(opened, server, conten
     assert (
         caplog.text.count("the model cache cannot be written: its disk is full; weights are read from the source") == 1
     )
+    assert "its disk is full" in first_problem()
+
+
+def test_a_cache_that_is_used_is_no_problem(opened, content):
+    store, file = opened()
+    assert bytes(store.read(file, 0, SIZE)) == content
+    assert first_problem() == ""
 
 
 def test_a_cache_that_is_too_small_is_a_sentence_and_the_source_is_read(opened, content, tmp_path, caplog):

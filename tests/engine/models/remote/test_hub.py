@@ -100,7 +100,7 @@ def test_without_room_the_model_is_downloaded_for_the_server_alone(library, tmp_
     files = resolve("hf://org/name", cache=cache_in(tmp_path, size=1000))
     assert library.downloads == [("a" * 40, files.folder)]
     assert files.folder.is_relative_to(tmp_path / "own")
-    assert "org/name is downloaded for this server alone: the model cache" in caplog.text
+    assert "model org/name: it is downloaded for this server alone: the model cache" in caplog.text
 
 
 def test_a_full_disk_is_a_sentence_and_the_model_is_downloaded_for_the_server_alone(library, tmp_path, caplog):
