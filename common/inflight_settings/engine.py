@@ -119,6 +119,13 @@ class EngineConfig(SchedulingSettings):
     disk_path: str | None = setting(
         None, "folder for disk_space; engines that share it have a file each", metavar="FOLDER"
     )
+    sleep_after: float | None = setting(
+        None,
+        "on a CPU, seconds without requests after which the memory of the KV cache and of swap_space is given back "
+        "until the next request, which finds nothing there (default: never)",
+        ge=1,
+        unit="seconds",
+    )
     record: str | None = setting(
         None,
         "write arrivals and scheduling decisions to this file, for `inflight-engine replay FILE`",

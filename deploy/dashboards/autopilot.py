@@ -95,6 +95,21 @@ DASHBOARD = Dashboard(
                 Query("Needed for the demand, without margin", value("needed_replicas"), style.WAITING)
             ),
         },
+        Row("Start-up", 9, 12): {
+            "Lead time of a new replica": lines(
+                "s",
+                "Seconds from the order of a replica until it takes requests, by phase: medians of recent starts of "
+                "this model and engine, on the nodes of the service where those are known. Demand is expected so far "
+                "ahead.",
+                Query("{{phase}}", known("service_start_up_seconds", ONE_SERVICE, ("phase",))),
+                stacked=True,
+            ),
+            "Models that are loading": lines(
+                "s",
+                "Seconds until the slowest engine that starts for long has read its model, at its mean rate.",
+                Query("Time left", value("loading_left_seconds"), style.WAITING),
+            ),
+        },
         Row("Decisions", 12, 8): {
             "Decisions by reason": lines(
                 "none",

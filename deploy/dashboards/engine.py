@@ -155,17 +155,35 @@ DASHBOARD = Dashboard(
                 "short",
                 "Requests per second that lost their slot.",
                 Query("Preemptions/s", rate("vllm:num_preemptions_total", PODS), style.WAITING),
+                least_top=style.FEW_PER_SECOND,
+            ),
+        },
+        Row("KV cache behind the devices", 9, 8): {
+            "Blocks by tier": lines(
+                "short",
+                "KV blocks in host memory (`engine.kvCache.swap`) and on the disk behind it (`engine.kvCache.disk`), "
+                "and those of them that requests load per second. A tier that the engines do not have has no line.",
+                Query("In {{tier}}", f"sum by (tier) (inflight_tier_blocks{{{PODS}}})"),
+                Query("Loaded from {{tier}}/s", rate("inflight_tier_hit_blocks_total", PODS, ("tier",))),
+            ),
+            "Copies by tier": lines(
+                "Bps",
+                "Bytes per second that are copied to each tier, and loaded from it: from the disk to host memory. The "
+                "dashed lines are the speed of loads as the slowest pod measured it.",
+                Query("To {{tier}}", rate("inflight_tier_stored_bytes_total", PODS, ("tier",))),
+                Query("From {{tier}}", rate("inflight_tier_loaded_bytes_total", PODS, ("tier",))),
                 Query(
-                    "Blocks in host memory",
-                    f'sum(inflight_tier_blocks{{{PODS}, tier="host"}})',
-                    style.PROMPT,
-                    about="Blocks in host memory: those that left the cache, of such requests and others.",
+                    "Measured for {{tier}}", f"min by (tier) (inflight_tier_bytes_per_second{{{PODS}}})", dashed=True
                 ),
-                Query(
-                    "Loaded from {{tier}}/s",
-                    rate("inflight_tier_hit_blocks_total", PODS, ("tier",)),
-                    about="Blocks per second that requests load, from host memory and from the disk behind it.",
-                ),
+            ),
+            "Failed copies and refused loads": lines(
+                "short",
+                "Blocks per second that were not what was stored, or were not written. Requests per second that "
+                "compute blocks which the disk has, by reason: that takes less time (`slower`), the disk hangs "
+                "(`stalled`), host memory waits for as much as it may (`full`), not all came in time (`late`).",
+                Query("Failed: {{tier}}", rate("inflight_tier_failed_blocks_total", PODS, ("tier",))),
+                Query("Not written: {{tier}}", rate("inflight_tier_dropped_blocks_total", PODS, ("tier",))),
+                Query("Refused: {{reason}}", rate("inflight_disk_refused_loads_total", PODS, ("reason",))),
                 least_top=style.FEW_PER_SECOND,
             ),
         },

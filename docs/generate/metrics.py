@@ -9,7 +9,7 @@ from prometheus_client import Metric
 from docs.generate.markdown import GENERATED, cell, code, table
 from inflight_base.manifest.keys import ServiceKey
 from inflight_cost.model import CostModel
-from inflight_engine.messages import EngineReady, StepCost, WeightsRead
+from inflight_engine.messages import EngineReady, Loading, StepCost, WeightsRead
 from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.server.admission.demand import Demand, Load
 from inflight_engine.server.admission.peer_reads import PeerReads
@@ -67,7 +67,9 @@ def engine_families() -> list[Metric]:
     runner = RunnerInfo(1, 1, 1, 1, 1, "cpu", "float32", "native", 0.0, digest="sha256:0", cache_problem="full")
     ready = EngineReady(Limits(1, 1), runner, WeightsRead(0, 0, 0))
     target = ServiceClass(ttft_target=1.0, tpot_target=1.0)
-    now = Gauges(Load(NO_STATS, ready.capacity, ready, 0, 0), {target.name: 0}, draining=False)
+    now = Gauges(
+        Load(NO_STATS, ready.capacity, ready, 0, 0), {target.name: 0}, draining=False, loading=Loading(0, 1, 0.0)
+    )
     demand = Demand()
     metrics = EngineMetrics("", Counts([target]), demand, lambda: now)
     demand.step_cost = StepCost(CostModel(0.0, 0.0, 0.0, 0.0, 0.0, curve=((1.0, 0.0),)), 0.0, 0.0)

@@ -31,9 +31,12 @@ from inflight_engine.messages import (
     FromEngine,
     LongStep,
     RecordFlushed,
+    Sleep,
+    Slept,
     Starting,
     StepCost,
     StepReport,
+    StepStats,
 )
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.request import NO_TOKENS, FinishReason, Request
@@ -120,7 +123,7 @@ class Engine:
         self._disk = None
         if make_disk is not None:
             self._disk = make_disk(self._inputs)
-            self._reports.disk = self._disk.thread
+            self._reports.disk = self._disk
         self._device_failed = device_failed
         self._clock = clock
         self._prompt = NO_TOKENS
@@ -144,7 +147,9 @@ class Engine:
             return True
         return self._scheduler.has_work or self._in_flight is not None or bool(self._ended or self._arriving)
 
-    def handle(self, message: AddRequest | CancelRequest | Configure | StepCost | FlushRecord) -> FromEngine | None:
+    def handle(
+        self, message: AddRequest | CancelRequest | Configure | StepCost | FlushRecord | Sleep
+    ) -> FromEngine | None:
         """Take in one message between two steps; returns the answer it has, if any."""
         match message:
             case AddRequest():
@@ -160,6 +165,8 @@ class Engine:
             case FlushRecord():
                 self.flush()
                 return RecordFlushed(message.call_id)
+            case Sleep():
+                return Slept(message.call_id, self._sleep())
         return None
 
     def step(self) -> StepReport:
@@ -209,6 +216,13 @@ class Engine:
             self._disk.thread.close()
         if self._recorder is not None:
             self._recorder.close()
+
+    def _sleep(self) -> StepStats | None:
+        if self.has_work or (self._disk is not None and self._disk.busy):
+            return None
+        self._inputs.forget_cache()
+        self._runner.free_cache()
+        return self._reports.outside_steps([]).stats
 
     def _launch(self) -> _Launched | None:
         """Plan the next step and launch it; None: there is nothing to compute, or not yet."""

@@ -14,8 +14,9 @@ import select
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 
 import msgspec
@@ -30,8 +31,9 @@ from inflight_engine.engine import Engine
 from inflight_engine.grammars.compiled import Grammars
 from inflight_engine.grammars.waiting import CompilingRequests
 from inflight_engine.load_rates import LoadRateMeter
-from inflight_engine.messages import EngineFailed, EngineReady, LongStep, Shutdown, Starting, WeightsRead
+from inflight_engine.messages import EngineFailed, EngineReady, Loading, LongStep, Shutdown, Starting, WeightsRead
 from inflight_engine.models.checkpoints.source import is_remote, resolve_configured
+from inflight_engine.models.reading_progress import READING
 from inflight_engine.native.kept_weights import inherited
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.scheduling.config import SchedulerConfig
@@ -52,6 +54,9 @@ _COMPILE_SECONDS = 20.0
 _WARM_UP_TOKENS_CPU = 32
 _WARM_UP_TOKENS_GPU = 512
 """Number of tokens in the step that is measured before requests come; it should take some ten milliseconds."""
+
+_REPORT_SECONDS = 1.0
+"""Time between two reports of the bytes of weights that were read."""
 
 _PATIENT = 19
 """The lowest priority."""
@@ -180,14 +185,15 @@ def start(channel: EngineChannel, *, spare: bool = False) -> Engine | None:
             thread = threading.Thread(target=_import_patiently, name="import")
             thread.start()
             thread.join()
-        _import_modules()  # Takes longest, so not after the configuration has come.
-        config = received.result()
-        logs.configure(config.log_format, config.log_level, process="engine")
-        what = f"model {config.model}"
-        placement = placing.here(config.num_threads)
-        if placement is not None:
-            placing.bind(placement.engine)
-        engine, ready = load(config, channel.send, channel.wake)
+        with _reporting(channel):
+            _import_modules()  # Takes longest, so not after the configuration has come.
+            config = received.result()
+            logs.configure(config.log_format, config.log_level, process="engine")
+            what = f"model {config.model}"
+            placement = placing.here(config.num_threads)
+            if placement is not None:
+                placing.bind(placement.engine)
+            engine, ready = load(config, channel.send, channel.wake)
     except ChannelClosedError:
         raise
     except (ValueError, OSError, MemoryError) as error:
@@ -201,6 +207,29 @@ def start(channel: EngineChannel, *, spare: bool = False) -> Engine | None:
     gc.freeze()  # What was imported stays; to look through it for garbage again and again would be long pauses.
     gc.enable()
     return engine
+
+
+@contextmanager
+def _reporting(channel: EngineChannel) -> Iterator[None]:
+    """Report how much of the weights is read, while nothing else sends messages."""
+    done = threading.Event()
+
+    def report() -> None:
+        while not done.wait(_REPORT_SECONDS):
+            read, total, seconds = READING.now
+            if total:
+                try:
+                    channel.send(Loading(read, total, seconds))
+                except ChannelClosedError:
+                    return  # the main thread finds it out, too
+
+    thread = threading.Thread(target=report, name="report", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def _import_modules() -> None:

@@ -79,6 +79,13 @@ class FlushRecord(msgspec.Struct, frozen=True, tag=True):
     call_id: int
 
 
+class Sleep(msgspec.Struct, frozen=True, tag=True):
+    """Give back the memory of the KV cache, if there is nothing to do. Answered by `Slept`. The next request wakes the
+    engine."""
+
+    call_id: int
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Leave the loop and exit 0."""
 
@@ -103,6 +110,19 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     capacity: Limits
     runner: RunnerInfo
     weights: WeightsRead | None = None
+
+
+class Loading(msgspec.Struct, frozen=True, tag=True):
+    """The model's weights are being read. Sent about once a second until `EngineReady`.
+
+    Attributes:
+        read_bytes, total_bytes: that were read, and all of them.
+        seconds: since reading began.
+    """
+
+    read_bytes: int
+    total_bytes: int
+    seconds: float
 
 
 class Admission(msgspec.Struct, frozen=True, array_like=True):
@@ -137,6 +157,7 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
             and those that were damaged there.
         num_disk_blocks: blocks on the disk.
         num_disk_stored, num_disk_loaded, num_disk_failed, num_disk_dropped, disk_seconds_per_block: as in `DiskThread`.
+        num_disk_slower, num_disk_stalled, num_disk_full, num_disk_late: as in `DiskLoads`.
         prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache and found there, since start.
         step_seconds: from the moment when the step was planned, or when the step before it was done if that came later,
             until it was done: steps that overlap share no time, so all of them together are the time spent in steps.
@@ -174,6 +195,10 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     num_disk_failed: int = 0
     num_disk_dropped: int = 0
     disk_seconds_per_block: float = 0.0
+    num_disk_slower: int = 0
+    num_disk_stalled: int = 0
+    num_disk_full: int = 0
+    num_disk_late: int = 0
 
     @property
     def work(self) -> StepWork:
@@ -251,6 +276,18 @@ class RecordFlushed(msgspec.Struct, frozen=True, tag=True):
     call_id: int
 
 
+class Slept(msgspec.Struct, frozen=True, tag=True):
+    """Answers `Sleep`.
+
+    Attributes:
+        stats: of an engine that gave the cache back; None: it has requests, or blocks on their way to or from the disk,
+            and goes on with its cache.
+    """
+
+    call_id: int
+    stats: StepStats | None
+
+
 class BlocksChanged(msgspec.Struct, frozen=True, tag=True):
     """Blocks can be found by content from now on, or are lost, in order; where `EngineConfig.block_events` is set."""
 
@@ -263,7 +300,16 @@ class EngineFailed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-ToEngine: TypeAlias = AddRequest | CancelRequest | Configure | StepCost | FlushRecord | Shutdown
+ToEngine: TypeAlias = AddRequest | CancelRequest | Configure | StepCost | FlushRecord | Sleep | Shutdown
 FromEngine: TypeAlias = (
-    EngineReady | LongStep | Starting | StepReport | Configured | RecordFlushed | BlocksChanged | EngineFailed
+    Loading
+    | EngineReady
+    | LongStep
+    | Starting
+    | StepReport
+    | Configured
+    | RecordFlushed
+    | Slept
+    | BlocksChanged
+    | EngineFailed
 )

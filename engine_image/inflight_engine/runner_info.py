@@ -20,6 +20,7 @@ class RunnerInfo(msgspec.Struct, frozen=True):
         weights_seconds: those of them until the weights are in memory.
         memory_left: bytes of host memory that can be taken beside the KV cache, `num_host_blocks` and what is set aside
             for activations and the API process.
+        can_sleep: it can give back the memory of the KV cache and go on later.
         cache_problem: why weights were read from their source although there is a model cache; empty if they were not.
     """
 
@@ -37,6 +38,7 @@ class RunnerInfo(msgspec.Struct, frozen=True):
     weights_seconds: float = 0.0
     memory_left: int = 0
     digest: str = ""
+    can_sleep: bool = False
     cache_problem: str = ""
 
     @property

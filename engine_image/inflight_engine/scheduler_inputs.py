@@ -49,6 +49,12 @@ class SchedulerInputs:
             if self._recorder is not None:
                 self._recorder.limits(limits)
 
+    def forget_cache(self) -> None:
+        """Raises ValueError: there are requests."""
+        self._scheduler.forget_cache()
+        if self._recorder is not None:
+            self._recorder.cache_forgotten()
+
     def fetch(self, number: int, hashes: Sequence[bytes]) -> tuple[list[int], BlockIds]:
         """See `Offload.fetch`."""
         fetch = self._scheduler.offload.fetch(number, hashes)

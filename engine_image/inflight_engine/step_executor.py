@@ -28,3 +28,8 @@ class StepExecutor(Protocol):
     def collect(self) -> StepOutput:
         """Wait for the oldest step that is launched and not collected. One whose launch or collection raised is
         gone: neither it nor a step launched after it is collected."""
+
+    def free_cache(self) -> None:
+        """Give the memory of the KV cache, and of the tier behind it in host memory, back to the system. Blocks hold
+        nothing afterwards, and memory comes back as steps write to them. Call it between steps, where
+        `RunnerInfo.can_sleep`."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from inflight_cost.model import StepWork
-from inflight_engine.disk.thread import DiskThread
+from inflight_engine.disk.loads import DiskLoads
 from inflight_engine.messages import Admission, Finished, StepReport, StepStats
 from inflight_engine.output import StepOutput
 from inflight_engine.request import ForcedRun, Request
@@ -28,7 +28,7 @@ class StepReports:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.num_out_of_memory = 0
-        self.disk: DiskThread | None = None
+        self.disk: DiskLoads | None = None
         self._scheduler = scheduler
         self._slots: Slots | None = None
         self._slots_bytes = b""
@@ -108,7 +108,8 @@ class StepReports:
         )
 
 
-def _disk_stats(disk: DiskThread) -> dict[str, Any]:
+def _disk_stats(loads: DiskLoads) -> dict[str, Any]:
+    disk = loads.thread
     return {
         "num_disk_blocks": disk.usage(),
         "num_disk_stored": disk.num_stored,
@@ -116,6 +117,10 @@ def _disk_stats(disk: DiskThread) -> dict[str, Any]:
         "num_disk_failed": disk.num_failed,
         "num_disk_dropped": disk.num_dropped,
         "disk_seconds_per_block": disk.seconds_per_block,
+        "num_disk_slower": loads.num_slower,
+        "num_disk_stalled": loads.num_stalled,
+        "num_disk_full": loads.num_full,
+        "num_disk_late": loads.num_late,
     }
 
 

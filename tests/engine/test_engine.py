@@ -21,11 +21,12 @@ from inflight_engine.messages import (
     Configured,
     FlushRecord,
     RecordFlushed,
+    Sleep,
     Starting,
     StepCost,
 )
 from inflight_engine.output import StepOutput, TokenLogprobs
-from inflight_engine.recording.lines import LimitsChanged, TimePassed, WeightsChanged
+from inflight_engine.recording.lines import CacheForgotten, LimitsChanged, TimePassed, WeightsChanged
 from inflight_engine.recording.reader import Recording
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.recording.replay import Survey, replay
@@ -46,6 +47,7 @@ class StandIn:
     def __init__(self, failing_steps):
         self.failing_steps = failing_steps
         self.tokens = {}
+        self.num_freed = 0
 
     def launch(self, plan):
         for start in plan.starts:
@@ -61,6 +63,9 @@ class StandIn:
 
     def collect(self):
         return self.output
+
+    def free_cache(self):
+        self.num_freed += 1
 
 
 class AheadStandIn(StandIn):
@@ -245,6 +250,61 @@ def test_limits_are_in_force_from_the_next_step_and_acknowledged():
     engine.handle(add(1, [1, 2, 3]))
     engine.handle(add(2, [1]))
     assert engine.step().stats.num_prefill_tokens == 2
+
+
+def test_an_engine_without_requests_sleeps_and_the_next_request_finds_nothing_cached():
+    runner = StandIn(frozenset())
+    engine = make_engine(runner=runner)
+    prompt = [*range(3 * CONFIG.block_size + 1)]
+    answers, cached = [], []
+    for number in range(3):
+        if number == 2:
+            slept = engine.handle(Sleep(7))
+            assert (slept.call_id, slept.stats.kv_usage, runner.num_freed) == (7, 0.0, 1)
+            assert not engine.has_work
+        engine.handle(add(number, prompt))
+        reports = run(engine)
+        answers += outputs(reports).values()
+        cached += [each.num_cached_tokens for report in reports for each in report.admitted]
+    assert cached == [0, 3 * CONFIG.block_size, 0]
+    assert answers == [reference_output(prompt, 4)] * 3
+
+
+def test_an_engine_with_requests_does_not_sleep():
+    runner = StandIn(frozenset())
+    engine = make_engine(runner=runner)
+    engine.handle(add(1, [1, 2, 3]))
+    while engine.has_work:
+        assert engine.handle(Sleep(1)).stats is None
+        engine.step()
+    assert engine.handle(Sleep(2)).stats is not None
+    assert runner.num_freed == 1
+
+
+def test_sleep_forgets_the_tier_in_host_memory_too():
+    engine, scheduler, _ = swapping_engine(lambda plan: False)
+    run(engine)
+    assert scheduler.offload.usage() > 0
+    slept = engine.handle(Sleep(1))
+    assert slept.stats.num_tier_blocks == scheduler.offload.usage() == 0
+
+
+def test_a_recording_with_sleep_replays_to_the_same_plans(tmp_path):
+    path = tmp_path / "record"
+    engine = make_engine(record=path)
+    for number in range(4):
+        engine.handle(add(number, [*range(2 * CONFIG.block_size + 1)]))
+        run(engine)
+        if number == 1:
+            engine.handle(Sleep(0))
+    engine.close()
+    recording = Recording(path)
+    events = list(recording.events())
+    assert sum(isinstance(event, CacheForgotten) for event in events) == 1
+    survey = Survey(recording.events())
+    assert replay(CONFIG, recording.events(), survey) is None
+    without = [event for event in events if not isinstance(event, CacheForgotten)]
+    assert replay(CONFIG, without, Survey(without)) is not None
 
 
 def test_a_request_the_scheduler_refuses_ends_with_an_error_and_costs_nobody_else():

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -16,7 +17,8 @@ from tokenizers import Tokenizer, decoders, models
 
 from inflight_engine import engine_process, placement
 from inflight_engine.channel import FrameDecoder
-from inflight_engine.messages import EngineFailed, EngineReady
+from inflight_engine.messages import EngineFailed, EngineReady, Loading
+from inflight_engine.models.reading_progress import ReadingProgress
 from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.server.engine import process as process_module
 from inflight_engine.server.engine.process import EngineProcess
@@ -73,6 +75,28 @@ def raising(error):
 )
 def test_failed_load_is_told_as_one(monkeypatch, error, message):
     assert run_main(monkeypatch, raising(error)) == (1, [EngineFailed(message)])
+
+
+def test_loading_says_how_much_is_read_until_it_is_over(monkeypatch):
+    progress = ReadingProgress()
+    monkeypatch.setattr(engine_process, "READING", progress)
+    monkeypatch.setattr(engine_process, "_REPORT_SECONDS", 0.01)
+
+    def load(config, announce, wake):
+        progress.begin(100)
+        for _ in range(10):
+            progress.add(10)
+            time.sleep(0.03)
+        return Broken(), READY
+
+    _, sent = run_main(monkeypatch, load)
+    reports = [message for message in sent if isinstance(message, Loading)]
+    assert {message.total_bytes for message in reports} == {100}
+    read = [message.read_bytes for message in reports]
+    assert read == sorted(read)
+    assert len(set(read)) > 3
+    assert reports[-1].seconds > reports[0].seconds
+    assert sent == [*reports, READY, EngineFailed("a step failed: no step")]
 
 
 def test_failed_step_is_told_as_one_and_the_recording_is_closed(monkeypatch):

@@ -64,6 +64,9 @@ class Source:
     def gateway(self, service):
         return None
 
+    def tiers(self, service, pods):
+        return None
+
     def reader(self):
         return self
 

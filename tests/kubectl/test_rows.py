@@ -89,6 +89,19 @@ def test_figures_of_a_pod_that_does_not_answer_are_dimmed():
     assert cells["STATE"].tone == "good"
 
 
+def test_a_pod_that_loads_its_model_shows_how_much_it_has_read():
+    loading = [{"pod": "chat-1", "bytes": 4, "totalBytes": 16, "summary": "4 GB of 16 GB"}]
+    shown = pod_columns(79)
+
+    def state(one):
+        cells = pod_cells(service(loading=loading), one, None, shown, NOW)
+        return cells[[column.name for column in shown].index("STATE")].text
+
+    assert state(pod("chat-1", ready=False)) == "Loading 25%"
+    assert state(pod("chat-2", ready=False)) == "Starting"
+    assert state(pod("chat-1")) == "Running"
+
+
 def test_cut_leaves_an_ellipsis():
     from inflight_kubectl.top.rows import Cell
 

@@ -5,6 +5,7 @@ from rich.console import Console
 
 from inflight_kubectl.access.events import Event
 from inflight_kubectl.access.resources import Service
+from inflight_kubectl.engines.engine_metrics import Tier, Tiers
 from inflight_kubectl.output import print_json
 from inflight_kubectl.why.report import explain
 from inflight_kubectl.why.text import rendered
@@ -110,6 +111,18 @@ def test_a_pod_that_loads_names_its_start_up_limit():
     ]
 
 
+def test_a_pod_that_loads_for_long_says_how_far_it_is():
+    loading = [{"pod": "chat-1", "bytes": 4, "totalBytes": 16, "bytesPerSecond": 1, "summary": "4 GB of 16 GB"}]
+    (said,) = waits(service(desiredReplicas=1, loading=loading), [pod("chat-1", ready=False)])
+    assert said.startswith("chat-1 loads its model since 9m on node-1: 4 GB of 16 GB; the container is restarted")
+
+
+def test_the_lead_time_of_a_replica_is_said_by_phase():
+    said = "a new replica takes about 6.3s: scheduled 300ms"
+    assert f"lead time: {said}" in act(service(startUp={"summary": said, "seconds": 6.3}))
+    assert "lead time" not in act(service())
+
+
 def test_an_operator_that_has_not_seen_the_newest_spec_is_waited_for():
     newer = body()
     newer["metadata"]["generation"] = 2
@@ -144,3 +157,21 @@ def test_json_has_the_same_in_camel_case(capsys):
     assert found["waitsFor"] == []
     assert found["decisions"][0]["numbers"] == {"rate": 1.82, "each": 11.9}
     assert found["conditions"][0]["good"] is True
+
+
+def test_tiers_of_the_kv_cache_are_shown_with_what_they_refused():
+    disk = Tier("disk", 71, 48, 0.75e9, 1, 7, {"slower": 0, "stalled": 5, "late": 3})
+    host = Tier("host", 9, 160, None, 0, 0, {})
+
+    def written(tiers):
+        console = Console(width=200, record=True, file=io.StringIO())
+        console.print(rendered(explain(service(), [], [], NOW, tiers=tiers)))
+        return console.export_text()
+
+    said = written(Tiers((host, disk)))
+    assert "- Host memory: 9 blocks held, 160 tokens loaded " in said
+    assert "- Disk: 71 blocks held, 48 tokens loaded at 0.75 GB/s " in said
+    assert "1 blocks failed, 7 blocks were not written, 5 requests computed its blocks, as the disk hung" in said
+    assert "took less time" not in said
+    assert "KV CACHE" not in written(None)
+    assert "pod chat-1 is silent" in written(Tiers((), "pod chat-1 is silent"))

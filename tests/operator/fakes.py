@@ -127,9 +127,12 @@ class FakeEngine:
     silent: bool = False
     foreign: bool = False
     digest: str = ""
+    loading: tuple = (None, None, None)
 
     def sample(self):
         sample = replace(self.model.sample(), revision=self.revision, capacity=self.capacity, digest=self.digest)
+        names = ("loading_read_bytes", "loading_total_bytes", "loading_seconds")
+        sample = replace(sample, **dict(zip(names, self.loading, strict=True)))
         return replace(sample, limits=None, capacity=None, revision=None) if self.foreign else sample
 
 
@@ -148,6 +151,9 @@ class FakePool:
     def keep(self, key, targets):
         before, self.kept[key] = self.kept.get(key, {}), {target.uid: target for target in targets}
         self._scrape(key, [target for target in targets if target.uid not in before])
+
+    async def first_results(self, key, within):
+        """Scrapes have results at once."""
 
     def tick(self):
         for key, targets in () if self.late else self.kept.items():

@@ -212,8 +212,8 @@ class BlockPool:
         return registered
 
     def unregister(self, block_ids: BlockIds | Sequence[int]) -> None:
-        """Forget the content of blocks that were registered and never computed. Blocks that lost that content already
-        stay as they are."""
+        """Forget the content of blocks that were registered and never computed, or whose memory is given back. Blocks
+        that lost that content already stay as they are."""
         blocks = _all_different(block_ids)
         blocks = blocks[self._content_mask[blocks]]
         if self.events is not None:

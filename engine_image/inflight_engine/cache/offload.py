@@ -184,6 +184,12 @@ class Offload:
             self._copies.clear()
             self._in_flight.clear()
 
+    def clear(self) -> None:
+        """Forget all that the tier holds, while nothing is on its way there."""
+        self.forget()
+        if self._tier is not None:
+            self._tier.drop(range(self._tier.num_places))
+
     def _store(self, blocks: npt.NDArray[np.intp], hashes: list[bytes]) -> None:
         """Take in what an allocation evicts."""
         if self._tier is None or not self.pays(self._block_size, self._longest - self._block_size):

@@ -62,7 +62,7 @@ class Tier(Protocol):
         """Return the hash of what a place has; None: nothing. Any thread may ask."""
 
     def drop(self, places: Sequence[int]) -> None:
-        """Forget what these places hold: it was never copied there, or is not what was."""
+        """Forget what these places hold: it was never copied there, is not what was, or is given back."""
 
     def usage(self) -> int:
         """Return the number of places with content."""

@@ -52,6 +52,10 @@ class DiskLoads:
         device_has: returns how many hashes, from the first on, the device has.
         set_checksums: called with places and the checksums of what they have now.
         wake: called from any thread when a request is ready.
+
+    Attributes:
+        num_slower, num_stalled, num_full, num_late: requests that compute blocks which the disk has: as that takes less
+            time, as the disk hangs, as host memory waits for as much as it may, and as not all came in time.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class DiskLoads:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.thread = thread
+        self.num_slower = self.num_stalled = self.num_full = self.num_late = 0
         self._offload = offload
         self._fetches = fetches
         self._device_has = device_has
@@ -88,6 +93,11 @@ class DiskLoads:
         if self._unsent or self.thread.ready:
             return True
         return bool(self._waiting) and min(each.until for each in self._waiting.values()) <= self._clock()
+
+    @property
+    def busy(self) -> bool:
+        """Blocks are on their way between host memory and the disk."""
+        return bool(self._waiting or self._unsent or self._reads) or self.thread.busy
 
     def put(self, request: Request) -> bool:
         """Take a request whose blocks are hashed, if it should wait; False: it finds nothing on the disk, or is faster
@@ -111,9 +121,13 @@ class DiskLoads:
         num_before = (num_cached + len(known)) * size
         computing = self._offload.seconds_to_compute(num_loads * size, num_before)
         patience = _UNKNOWN_PATIENCE if computing is None else max(_LEAST_PATIENCE, computing)
-        if not num_loads or self.thread.stalled > patience:
+        if not num_loads:
+            return False
+        if self.thread.stalled > patience:
+            self.num_stalled += 1
             return False
         if not self._offload.pays(num_loads * size, num_before, self._seconds(len(missing))):
+            self.num_slower += 1
             return False
         for first in range(0, len(missing), PIECE):
             piece = missing[first : first + PIECE]
@@ -130,6 +144,7 @@ class DiskLoads:
             self._number_of |= dict.fromkeys(read.hashes, read.number)
             numbers.add(read.number)
         if not numbers:
+            self.num_full += 1
             return False
         self._waiting[request.request_id] = _Waiting(request, numbers, self._clock() + patience)
         timer = threading.Timer(patience, self._wake)
@@ -157,7 +172,7 @@ class DiskLoads:
         now = self._clock()
         ready = [each.request for each in self._waiting.values() if not each.numbers or each.until <= now]
         for request in ready:
-            del self._waiting[request.request_id]
+            self.num_late += bool(self._waiting.pop(request.request_id).numbers)
         if self._reads and not self._waiting and self.thread.stalled > _LEAST_PATIENCE:
             self.thread.give_up()  # The places of these reads would be held as long as the disk hangs.
         return ready

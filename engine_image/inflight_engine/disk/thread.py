@@ -112,6 +112,12 @@ class DiskThread:
         return sum(len(each.hashes) for each in list(self._reads))
 
     @property
+    def busy(self) -> bool:
+        """Blocks are to be read or written, or were read and not taken."""
+        writing = self._store is not None and bool(self._writes)
+        return writing or bool(self._reads or self._results)
+
+    @property
     def stalled(self) -> float:
         """Seconds that the block that is read or written has taken so far; 0: none is."""
         started = self._block_from

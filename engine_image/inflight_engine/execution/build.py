@@ -95,6 +95,7 @@ def build_runner(config: EngineConfig, parallel: Parallel = ALONE, grammars: Gra
         weights_seconds=weights_seconds,
         memory_left=max(0, parallel.size * (available - swap_bytes) - POD_MEMORY_RESERVE),
         digest=digest_of(target.files),
+        can_sleep=spec.device.type == "cpu" and parallel.size == 1,
         cache_problem=first_problem(),
     )
     return Runner(
@@ -138,6 +139,8 @@ def choose_target(config: EngineConfig) -> Target:
     model_config = load_config(files)
     max_model_len = _max_model_len(config, model_config)
     device = choose_device(config.device)
+    if config.sleep_after is not None and device.type != "cpu":
+        raise ValueError("sleep_after is supported on a CPU only; leave it out on a GPU")
     dtype = choose_dtype(config.dtype, device, in_kernels=is_in_kernels(config, model_config, device))
     torch.set_num_threads(choose_num_threads(config.num_threads, read_resources().cpus))
     if device.type == "cpu":

@@ -12,6 +12,7 @@ import torch
 from inflight_engine.execution.attention.base import AttentionBackend, StepShape
 from inflight_engine.execution.batch import PackedStep
 from inflight_engine.execution.memory.staging import Staging
+from inflight_engine.execution.memory.zeros import give_back
 from inflight_engine.execution.token_feed import TokenFeed
 from inflight_engine.models.protocol import Model
 
@@ -65,6 +66,10 @@ class Forward:
         launches depends on their shape alone."""
         token_ids = self._feed.take(inputs.token_slots, inputs.token_ids)
         return self._model.hidden_states(token_ids, inputs.positions, self._attention, inputs.hidden_rows)
+
+    def free_cache(self) -> None:
+        """Give the memory of a CPU's KV cache back; its blocks are zeros then."""
+        give_back(self._attention.blocks())
 
 
 def _padded(array: npt.NDArray[Any], size: int, fill: int) -> npt.NDArray[np.int64]:

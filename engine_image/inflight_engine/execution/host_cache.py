@@ -12,7 +12,7 @@ import torch
 from inflight_engine.execution.attention.base import AttentionBackend
 from inflight_engine.execution.block_copies import DirectCopies, StagedCopies
 from inflight_engine.execution.memory.kv_size import KVCacheSizeError
-from inflight_engine.execution.memory.zeros import zeros
+from inflight_engine.execution.memory.zeros import give_back, zeros
 from inflight_engine.models.parallel import ALONE, Parallel
 
 _MEASURED_BLOCKS = 16
@@ -107,6 +107,10 @@ class HostCache:
         self._copies.copy_in(blocks, blocks)
         fastest = min(self._seconds_to_copy_out(blocks) for _ in range(_MEASURED_COPIES))
         return len(blocks) * self._block_size / fastest
+
+    def free(self) -> None:
+        """Give the memory back; the blocks are zeros then. For a CPU's cache: what is pinned cannot be given back."""
+        give_back(self._blocks)
 
     def _seconds_to_copy_out(self, blocks: Sequence[int]) -> float:
         self._synchronize()

@@ -15,6 +15,7 @@ from inflight_engine.execution.forward import Forward
 from inflight_engine.execution.graphs import Sampled, StepGraphs
 from inflight_engine.execution.host_cache import HostCache
 from inflight_engine.execution.memory.staging import Fetch
+from inflight_engine.execution.memory.zeros import trim
 from inflight_engine.execution.pieces import Pieces
 from inflight_engine.execution.sampling.grammar_masks import GrammarMasks, GrammarRow, take_tokens
 from inflight_engine.execution.sampling.logprobs import Reported, token_logprobs
@@ -98,6 +99,14 @@ class Runner:
         except Exception:
             self._in_flight.clear()
             raise
+
+    def free_cache(self) -> None:
+        """See `StepExecutor`. Addresses stay, so nothing that points into the cache has to be made again."""
+        if not self.info.can_sleep:
+            raise AssertionError("CUDA graphs and pinned memory keep the addresses of a GPU's cache")
+        self._forward.free_cache()
+        self.host_cache.free()
+        trim()
 
     def _compute(self, plan: StepPlan) -> _InFlight:
         """Run one step: offload blocks, update slots, load blocks, then compute the tokens."""

@@ -25,7 +25,7 @@ from inflight_engine.scheduling.plan import Slots, StepPlan
 from inflight_settings.limits import Limits
 
 HEADER_TAG = "inflight-engine schedule"
-FORMAT_VERSION = 9
+FORMAT_VERSION = 10
 """Version of the format, raised when lines or their meaning change. A reader takes only files of its own version."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
@@ -130,6 +130,10 @@ class Fetched(msgspec.Struct, frozen=True, array_like=True, tag="fetched"):
     count: Count
 
 
+class CacheForgotten(msgspec.Struct, frozen=True, array_like=True, tag="forget"):
+    """The content of all blocks is lost, on the device and in host memory: the engine went to sleep."""
+
+
 class BlocksFilled(msgspec.Struct, frozen=True, array_like=True, tag="blocks"):
     """A request filled more blocks, behind those of earlier lines. The line follows the step that filled the last
     one."""
@@ -198,6 +202,7 @@ Input: TypeAlias = (
     | TimePassed
     | Fetching
     | Fetched
+    | CacheForgotten
     | BlocksFilled
 )
 Event: TypeAlias = Input | Step

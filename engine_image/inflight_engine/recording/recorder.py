@@ -23,6 +23,7 @@ from inflight_engine.recording.lines import (
     Added,
     BlockRuns,
     BlocksFilled,
+    CacheForgotten,
     Cancelled,
     Ended,
     Fetched,
@@ -161,6 +162,10 @@ class Recorder:
     def fetched(self, number: int, count: int) -> None:
         """Blocks have come."""
         self._write(Fetched(number, count))
+
+    def cache_forgotten(self) -> None:
+        """No block has content any more."""
+        self._write(CacheForgotten())
 
     def time_passed(self, step: int, now: float) -> None:
         """The scheduler was asked for a step, and `now` is its `last_change`."""

@@ -15,6 +15,7 @@ from inflight_engine.recording.lines import (
     Added,
     BlockRuns,
     BlocksFilled,
+    CacheForgotten,
     Cancelled,
     Ended,
     Event,
@@ -146,6 +147,8 @@ class _Replayer:
                 self._scheduler.offload.fetch(event.number, _hashes(event.blocks))
             case Fetched():
                 self._scheduler.offload.fetched(event.number, event.count)
+            case CacheForgotten():
+                self._scheduler.forget_cache()
             case TimePassed():
                 self._times.append(event)
             case BlocksFilled():

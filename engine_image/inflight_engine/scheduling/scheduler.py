@@ -360,6 +360,17 @@ class Scheduler:
         slots = [*plan.decode_slots.tolist(), *(chunk.slot for chunk in plan.prefills)]
         return [self.running.table.request(slot) for slot in slots if slot not in discarded]
 
+    def forget_cache(self) -> None:
+        """Forget the content of all blocks, of the tier too: their memory is given back.
+
+        Raises:
+            ValueError: there are requests.
+        """
+        if self._requests:
+            raise ValueError(f"{len(self._requests)} requests may have blocks")
+        self.running.pool.unregister(range(self.config.num_blocks))
+        self.offload.clear()
+
     def discarded_slots(self, plan: StepPlan) -> Set[int]:
         """Return the slots of a plan in flight whose requests finished since it was made: its tokens for them are
         discarded."""

@@ -123,7 +123,14 @@ class Service:
         self.registry.count_outputs()
         self.admission.demand.output_lengths.forget(time.monotonic())
         revision = self.session.runtime.revision
-        return Gauges(self.registry.load(), self.admission.waiting.by_class, self.draining, revision)
+        return Gauges(
+            self.registry.load(),
+            self.admission.waiting.by_class,
+            self.draining,
+            revision,
+            self.session.sleeping.asleep,
+            self.session.loading,
+        )
 
 
 def _tiers(engine: EngineConfig) -> list[str]:

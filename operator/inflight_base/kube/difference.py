@@ -8,6 +8,7 @@ two questions decide: does every wanted field have its value, and does every fie
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from sys import intern
 from typing import Any
 
@@ -40,9 +41,15 @@ def _owned_fields(live: dict[str, Any]) -> dict[str, Any] | None:
     for entry in live["metadata"].get("managedFields", ()):
         if entry["manager"] == FIELD_MANAGER and entry["operation"] == "Apply" and not entry.get("subresource"):
             written = entry["fieldsV1"]
-            fields: dict[str, Any] = json.loads(written) if isinstance(written, str) else written
+            fields: dict[str, Any] = _unpacked(written) if isinstance(written, str) else written
             return fields
     return None
+
+
+@lru_cache(maxsize=32)
+def _unpacked(text: str) -> Any:
+    """Returns the JSON value, one object for equal texts: children of a kind own the same fields in most services."""
+    return json.loads(text)
 
 
 def packed_fields(entry: dict[str, Any]) -> dict[str, Any]:
@@ -92,8 +99,8 @@ def _still_wanted(owned: dict[str, Any], wanted: Any, live: Any) -> bool:
             if key in live and not _still_wanted(below, wanted[key], live[key]):
                 return False
         elif marker == "k":
-            found = _item(wanted, json.loads(key))
-            present = _item(live, json.loads(key))
+            keys = json.loads(key)
+            found, present = _item(wanted, keys), _item(live, keys)
             if found is None or (present is not None and not _still_wanted(below, found, present)):
                 return False
         elif marker == "v" and (not isinstance(wanted, list) or json.loads(key) not in wanted):

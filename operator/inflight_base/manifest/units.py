@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import lru_cache
 
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)")
 _DURATION = re.compile(rf"(?:{_DURATION_PART.pattern})+")
@@ -26,7 +27,11 @@ SHARE_PATTERN = "^(100|[1-9]?[0-9])%$"
 _MAX_LENGTH = 64
 """Longest text that is read, in characters; numbers that people write are shorter."""
 
+_KNOWN = 512
+"""Texts whose numbers are kept: thousands of objects repeat the same ones."""
 
+
+@lru_cache(maxsize=_KNOWN)
 def parse_duration(text: str) -> float:
     """Seconds in a duration written as Go does: numbers with the units ms, s, m, h, such as `500ms` or `1m30s`.
 
@@ -61,6 +66,7 @@ def format_price(amount: float) -> str:
     return f"{amount:.3g}" if amount >= 1e-4 else f"{amount:.2e}"
 
 
+@lru_cache(maxsize=_KNOWN, typed=True)
 def parse_quantity(quantity: str | int) -> Decimal:
     """The number a Kubernetes quantity stands for: `4Gi` is 4294967296, `250m` is 0.25.
 

@@ -37,7 +37,12 @@ TTFT = "vllm:time_to_first_token_seconds"
 TPOT = "vllm:request_time_per_output_token_seconds"
 STEP_COST = "inflight_step_cost_seconds"
 STEP_COST_CURVE = "inflight_step_cost_curve_seconds"
+TIER_BLOCKS = "inflight_tier_blocks"
+TIER_HITS = "inflight_tier_hit_blocks_total"
+TIER_FAILED = "inflight_tier_failed_blocks_total"
+TIER_DROPPED = "inflight_tier_dropped_blocks_total"
 TIER_SPEED = "inflight_tier_bytes_per_second"
+DISK_REFUSALS = "inflight_disk_refused_loads_total"
 WEIGHTS_SECONDS = "inflight_weights_seconds"
 ARRIVED_SQUARES = "inflight_arrived_prompt_tokens_squared_total"
 REJECTIONS = "inflight_admission_rejections_total"
@@ -63,7 +68,10 @@ MAX_STEP_SECONDS = 3600.0
 _LARGEST = {STEP_COST: MAX_STEP_SECONDS, STEP_COST_CURVE: MAX_STEP_SECONDS, ARRIVED_SQUARES: 2.0**80}
 """Largest number of some names: of a sum of squared lengths only the mean is used, which needs no exact integer."""
 
-_KEYED = frozenset((STEP_COST, STEP_COST_CURVE, TIER_SPEED, REJECTIONS))
+TIERS = (TIER_BLOCKS, TIER_HITS, TIER_FAILED, TIER_DROPPED, TIER_SPEED, DISK_REFUSALS)
+"""Names of the tiers of the KV cache behind the device. Engines have those of their own tiers only."""
+
+_KEYED = frozenset((STEP_COST, STEP_COST_CURVE, *TIERS, REJECTIONS))
 """Names whose series differ by one label that matters: `term`, `tokens`, `tier` or `reason`."""
 
 _NEEDED_TERMS = TERMS.keys() - {"copied_token"}
@@ -356,11 +364,18 @@ class Page:
             raise PageError(f"{name} has bucket counts that fall")
         return Histogram(bounds, counts, self.total(total))
 
+    def by_key(self, name: str) -> dict[str, float]:
+        """Returns the largest value for each value of the label that matters."""
+        largest: dict[str, float] = {}
+        for key, value in self.keyed[name]:
+            largest[key] = max(value, largest.get(key, 0.0))
+        return largest
+
     def cost(self, *_: str) -> CostModel | None:
         """The cost model of a step; None if a coefficient is missing or impossible, or the curve is invalid."""
         if STEP_COST in self.unknown or STEP_COST_CURVE in self.unknown:
             return None
-        terms, curve = (_largest_by_key(self.keyed[name]) for name in (STEP_COST, STEP_COST_CURVE))
+        terms, curve = (self.by_key(name) for name in (STEP_COST, STEP_COST_CURVE))
         if len(curve) > MAX_CURVE or not terms.keys() >= _NEEDED_TERMS:
             return None
         try:
@@ -375,9 +390,13 @@ class Page:
 
     def disk_slowness(self) -> float:
         """Returns the time of reading a KV block from disk by that of copying one from host memory; 0: not known."""
-        speeds = _largest_by_key(self.keyed[TIER_SPEED])
+        speeds = self.by_key(TIER_SPEED)
         disk = speeds.get("disk", 0.0)
         return speeds.get("host", 0.0) / disk if disk else 0.0
+
+    def block_size(self) -> int:
+        """Returns the tokens of a block of the KV cache; 0 if not reported."""
+        return next((int(size[1]) for labels in self.cache_configs if (size := _BLOCK_SIZE.search(labels))), 0)
 
     def kv_cache_tokens(self) -> int:
         """Returns the size of the KV cache in tokens, of all engines of a vLLM server together; 0 if not reported."""
@@ -389,13 +408,6 @@ class Page:
 def _parts(name: str) -> tuple[str, str]:
     """Returns the names of a histogram's buckets and of its sum."""
     return f"{name}_bucket", f"{name}_sum"
-
-
-def _largest_by_key(series: list[tuple[str, float]]) -> dict[str, float]:
-    largest: dict[str, float] = {}
-    for key, value in series:
-        largest[key] = max(value, largest.get(key, 0.0))
-    return largest
 
 
 @lru_cache(maxsize=4096)

@@ -99,6 +99,14 @@ class Queue:
 
 
 @dataclass(frozen=True, slots=True)
+class Loading:
+    """Progress of a pod that reads its model, from the operator's last status. Attributes: share: of the bytes."""
+
+    share: float
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
 class Service:
     """Attributes:
     ordered: desired replicas; None before the operator has decided.
@@ -160,6 +168,14 @@ class Service:
         """True if limits of running engines can change: the type can, and the operator has what it takes."""
         tuning = self.condition("TuningActive")
         return self.engine.live_limits and (tuning is None or tuning.reason != "NoPluginImage")
+
+    @property
+    def loading(self) -> Mapping[str, Loading]:
+        """Progress of long starts, by the name of the pod."""
+        return {
+            one["pod"]: Loading(one["bytes"] / max(1, one["totalBytes"]), one["summary"])
+            for one in self.status.get("loading") or ()
+        }
 
     def condition(self, kind: str) -> Condition | None:
         """Returns the condition of a type; None before the operator has written it."""

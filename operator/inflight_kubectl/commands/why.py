@@ -28,9 +28,11 @@ def why(service: str, target: Target, as_json: bool) -> None:
 
     Shows the conditions in plain words, what the service waits for (pods, nodes, images, start-up), what would make the
     operator add or remove a replica or move a limit, and the last decisions with their numbers. For a service
-    behind the gateway also: requests that the gateway holds, and where it sent the last ones and why.
+    behind the gateway also: requests that the gateway holds, and where it sent the last ones and why. For one with
+    engine.kvCache.swap: what host memory and the disk hold, brought, and refused.
     """
     from inflight_kubectl.access.events import pod_events
+    from inflight_kubectl.engines.engine_metrics import service_tiers
     from inflight_kubectl.engines.gateway_view import gateway_view
     from inflight_kubectl.why.report import explain
 
@@ -38,7 +40,7 @@ def why(service: str, target: Target, as_json: bool) -> None:
     found = cluster.service(service)
     pods = cluster.pods(found)
     events, gateway = pod_events(cluster, found, pods), gateway_view(cluster, found)
-    report = explain(found, pods, events, datetime.now(UTC), gateway)
+    report = explain(found, pods, events, datetime.now(UTC), gateway, service_tiers(cluster, found, pods))
     if as_json:
         print_json(report)
         return

@@ -6,7 +6,7 @@ Percentiles cover the observations between two reads, so a pod's first read has 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from inflight_kubectl.access.cluster import Cluster
     from inflight_kubectl.access.pods import Pod
+    from inflight_kubectl.access.resources import Service
     from inflight_kubectl.engines.engine_access import PortForward
 
 MAX_BYTES = 4 << 20
@@ -39,9 +40,45 @@ READER = PageReader(
         reader.PREEMPTIONS,
         reader.MAX_NUM_SEQS,
         reader.MAX_NUM_BATCHED_TOKENS,
+        reader.CACHE_CONFIG,
+        *reader.TIERS,
     ),
     (reader.TTFT, reader.TPOT),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """A tier of the KV cache behind the devices of one engine or more.
+
+    Attributes:
+        name: `host` or `disk`.
+        blocks: blocks that it holds.
+        hit_tokens: tokens loaded from it since the start of the engines: from the disk, to host memory.
+        bytes_per_second: measured speed of loads, of the slowest engine; None: none has measured it.
+        failed_blocks, dropped_blocks: blocks whose loads failed, and that were not written.
+        refused: requests that computed what it has, by reason.
+    """
+
+    name: str
+    blocks: int
+    hit_tokens: int
+    bytes_per_second: float | None
+    failed_blocks: int
+    dropped_blocks: int
+    refused: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """The tiers of all engines of a service.
+
+    Attributes:
+        problem: reason why pods are missing; None if none is.
+    """
+
+    tiers: tuple[Tier, ...]
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +86,7 @@ class Figures:
     """Current metrics of one engine; latencies in seconds over the last half minute, None without a request in it.
 
     Attributes:
+        tiers: those behind the device that it has.
         problem: reason why there are no current metrics; the rest is then from the last successful read.
     """
 
@@ -61,6 +99,7 @@ class Figures:
     max_num_batched_tokens: int | None = None
     ttft_p95: float | None = None
     tpot_p95: float | None = None
+    tiers: tuple[Tier, ...] = ()
     problem: str | None = None
 
 
@@ -88,7 +127,57 @@ def figures(pages: Sequence[tuple[float, Page]]) -> Figures:
         max_num_batched_tokens=last.whole(reader.MAX_NUM_BATCHED_TOKENS),
         ttft_p95=p95(reader.TTFT),
         tpot_p95=p95(reader.TPOT),
+        tiers=_tiers(last),
     )
+
+
+def _tiers(page: Page) -> tuple[Tier, ...]:
+    blocks, hits, failed, dropped, speeds, refused = (page.by_key(name) for name in reader.TIERS)
+    return tuple(
+        Tier(
+            name=name,
+            blocks=int(held),
+            hit_tokens=int(hits.get(name, 0)) * page.block_size(),
+            bytes_per_second=speeds.get(name) or None,
+            failed_blocks=int(failed.get(name, 0)),
+            dropped_blocks=int(dropped.get(name, 0)),
+            refused={reason: int(count) for reason, count in refused.items()} if name == "disk" else {},
+        )
+        for name, held in blocks.items()
+    )
+
+
+def together(tiers: Iterable[Tier]) -> tuple[Tier, ...]:
+    """Returns the tiers of all engines, one for each name."""
+    by_name: dict[str, list[Tier]] = {}
+    for tier in tiers:
+        by_name.setdefault(tier.name, []).append(tier)
+    return tuple(
+        Tier(
+            name=name,
+            blocks=sum(one.blocks for one in same),
+            hit_tokens=sum(one.hit_tokens for one in same),
+            bytes_per_second=min((one.bytes_per_second for one in same if one.bytes_per_second), default=None),
+            failed_blocks=sum(one.failed_blocks for one in same),
+            dropped_blocks=sum(one.dropped_blocks for one in same),
+            refused={reason: sum(one.refused.get(reason, 0) for one in same) for reason in same[0].refused},
+        )
+        for name, same in by_name.items()
+    )
+
+
+def service_tiers(cluster: Cluster, service: Service, pods: Sequence[Pod]) -> Tiers | None:
+    """Returns the tiers of a service's ready pods; None for a service without `engine.kvCache.swap`."""
+    swap = ((service.spec.get("engine") or {}).get("kvCache") or {}).get("swap")
+    if swap in (None, 0, "0"):
+        return None
+    engines = EngineReader(cluster)
+    try:
+        found = engines.read(pods)
+    finally:
+        engines.close()
+    silent = [f"pod {name} cannot be read: {one.problem}" for name, one in found.items() if one.problem]
+    return Tiers(together(tier for one in found.values() for tier in one.tiers), silent[0] if silent else None)
 
 
 def metrics_port(pod: Pod) -> int:

@@ -153,7 +153,7 @@ def pod_cells(
     service: Service, pod: Pod, figures: Figures | None, shown: Sequence[Column], now: datetime
 ) -> list[Cell]:
     """Returns the cells of one pod. Values of an unresponsive pod are dimmed: they are from its last response."""
-    one = figures or Figures()
+    one, loading = figures or Figures(), None if pod.ready else service.loading.get(pod.name)
     tone: Tone = "good" if pod.serves else "bad" if _broken(pod) else "warn"
     bounds = (
         None
@@ -162,7 +162,7 @@ def pod_cells(
     )
     cells = {
         "POD": Cell(pod.name.removeprefix(f"{service.name}-")),
-        "STATE": Cell(pod.state, tone),
+        "STATE": Cell(pod.state if loading is None else f"Loading {loading.share:.0%}", tone),
         "RST": Cell(str(pod.restarts), "warn" if pod.restarts else ""),
         "QUEUE": _count(one.waiting),
         "RUN": _count(one.running),

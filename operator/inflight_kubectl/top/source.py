@@ -8,7 +8,7 @@ from inflight_kubectl.access.cluster import Cluster
 from inflight_kubectl.access.events import Event, pod_events
 from inflight_kubectl.access.pods import Pod
 from inflight_kubectl.access.resources import Service
-from inflight_kubectl.engines.engine_metrics import EngineReader
+from inflight_kubectl.engines.engine_metrics import EngineReader, Tiers, service_tiers
 from inflight_kubectl.engines.feed import ServiceFeed, View
 from inflight_kubectl.engines.gateway_view import GatewayView, gateway_view
 
@@ -41,6 +41,10 @@ class Source:
     def gateway(self, service: Service) -> GatewayView | None:
         """Returns the gateway's reports on a service; None if it is not behind the gateway."""
         return gateway_view(self._cluster, service)
+
+    def tiers(self, service: Service, pods: Sequence[Pod]) -> Tiers | None:
+        """Returns the tiers of the KV cache of a service's engines; None if it has none."""
+        return service_tiers(self._cluster, service, pods)
 
     def reader(self) -> EngineReader:
         """Returns a reader of engines, which the caller closes."""

@@ -51,7 +51,8 @@ class WhyScreen(Screen[None]):
         try:
             pods = source.pods(self._service)
             events, gateway = source.events(self._service, pods), source.gateway(self._service)
-            report = explain(self._service, pods, events, datetime.now(UTC), gateway)
+            tiers = source.tiers(self._service, pods)
+            report = explain(self._service, pods, events, datetime.now(UTC), gateway, tiers)
         except Problem:
             return  # the first text stays: it depends only on the service
         self.app.call_from_thread(self.query_one("#why", Static).update, rendered(report))

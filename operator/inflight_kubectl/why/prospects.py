@@ -26,7 +26,14 @@ def _scaling(service: Service, now: datetime) -> list[str]:
         wanted = service.status.get("desiredReplicas")
         advice = "" if wanted is None else f"; the operator would order {wanted}"
         return [*said, f"replicas follow spec.replicas alone (scaling.mode External){advice}"]
-    return [*said, *_demand(service), *_targets(service), *_up(service, scaling), *_down(service, scaling, now)]
+    return [
+        *said,
+        *_demand(service),
+        *_lead_time(service),
+        *_targets(service),
+        *_up(service, scaling),
+        *_down(service, scaling, now),
+    ]
 
 
 def _demand(service: Service) -> list[str]:
@@ -44,6 +51,12 @@ def _demand(service: Service) -> list[str]:
         f"demand: {rate:.3g} requests/s are expected and one replica sustains {each:.3g} requests/s, so {need:.2g}"
         f" of {_replicas(count)} are needed, before a margin for peaks{lost}"
     ]
+
+
+def _lead_time(service: Service) -> list[str]:
+    """Returns how long a new replica takes, from the status."""
+    start_up = service.status.get("startUp")
+    return [f"lead time: {start_up['summary']}"] if start_up else []
 
 
 def _targets(service: Service) -> list[str]:

@@ -9,6 +9,7 @@ from datetime import datetime
 from inflight_kubectl.access.events import Event
 from inflight_kubectl.access.pods import Pod
 from inflight_kubectl.access.resources import Condition, Decision, Service
+from inflight_kubectl.engines.engine_metrics import Tiers
 from inflight_kubectl.engines.gateway_view import GatewayView
 from inflight_kubectl.why.prospects import prospects
 from inflight_kubectl.why.waits import waits
@@ -63,6 +64,7 @@ class Report:
     waits_for: reasons why the service has not reached its desired state.
     would_act: conditions under which the operator would change replicas or limits, and limits on them.
     gateway: reports of the gateway; None for a service that is not behind the gateway, or without a query.
+    tiers: tiers of the KV cache behind the devices; None for a service without them, or without a query.
     """
 
     namespace: str
@@ -74,6 +76,7 @@ class Report:
     waits_for: tuple[str, ...]
     would_act: tuple[str, ...]
     gateway: GatewayView | None = None
+    tiers: Tiers | None = None
 
 
 def explain(
@@ -82,6 +85,7 @@ def explain(
     events: Sequence[Event],
     now: datetime,
     gateway: GatewayView | None = None,
+    tiers: Tiers | None = None,
 ) -> Report:
     """Returns the explanation of `service`.
 
@@ -89,6 +93,7 @@ def explain(
         pods: all pods of the service.
         events: events about them, newest last.
         gateway: the gateway's reports on it.
+        tiers: the tiers of its engines.
     """
     return Report(
         namespace=service.namespace,
@@ -100,6 +105,7 @@ def explain(
         waits_for=waits(service, pods, events, now),
         would_act=prospects(service, now),
         gateway=gateway,
+        tiers=tiers,
     )
 
 

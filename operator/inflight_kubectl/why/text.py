@@ -8,12 +8,22 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from inflight_kubectl.engines.engine_metrics import Tier, Tiers
 from inflight_kubectl.engines.gateway_view import GatewayView, PickedRequest
 from inflight_kubectl.output import age, latency
 from inflight_kubectl.why.report import Report, Statement
 
 _SIGNS = {True: ("✓", "green"), False: ("✗", "bold red"), None: ("·", "dim")}
 _STATE_STYLES = {"Ready": "bold green", "Updating": "bold green", "Idle": "bold green", "Failing": "bold red"}
+
+_TIERS = {"host": "Host memory", "disk": "Disk"}
+_REFUSALS = {
+    "slower": "requests computed its blocks, which took less time",
+    "stalled": "requests computed its blocks, as the disk hung",
+    "full": "requests computed its blocks, as host memory was full of other loads",
+    "late": "requests computed its blocks, as they came too late",
+}
+"""Texts of the reasons for which loads are refused."""
 
 
 def rendered(report: Report) -> RenderableType:
@@ -25,6 +35,8 @@ def rendered(report: Report) -> RenderableType:
     parts += _section("WAITS FOR", report.waits_for, "Nothing: all ordered replicas are ready.")
     parts += _section("WHAT WOULD MAKE IT ACT", report.would_act, "Not known: the operator has not written a status.")
     parts += [Text(), Text("LAST DECISIONS", style="bold"), _decisions(report)]
+    if report.tiers is not None:
+        parts += [Text(), Text("KV CACHE BEHIND THE DEVICES", style="bold"), _tiers(report.tiers)]
     if report.gateway is not None:
         parts += [Text(), Text("GATEWAY", style="bold"), _gateway(report.gateway)]
         parts += [Text(), Text("LAST PICKS", style="bold"), _picks(report.gateway, report.at)]
@@ -64,6 +76,26 @@ def _decisions(report: Report) -> RenderableType:
             text.append(f"\n{numbers}", style="dim")
         table.add_row("", text, Text(age(one.time, report.at), style="cyan"))
     return table
+
+
+def _tiers(found: Tiers) -> RenderableType:
+    table = _grid()
+    if found.problem is not None:
+        table.add_row(Text("✗", style="bold red"), Text(found.problem), "")
+    for tier in found.tiers:
+        table.add_row(Text("-", style="dim"), _tier(tier), "")
+    return table
+
+
+def _tier(tier: Tier) -> Text:
+    """Returns what a tier holds and brought, and what it did not."""
+    text = Text(_TIERS.get(tier.name, tier.name), style="bold")
+    speed = "" if tier.bytes_per_second is None else f" at {tier.bytes_per_second / 1e9:.2g} GB/s"
+    text.append(f": {tier.blocks} blocks held, {tier.hit_tokens} tokens loaded{speed}", style="not bold")
+    lacking = [(tier.failed_blocks, "blocks failed"), (tier.dropped_blocks, "blocks were not written")]
+    lacking += [(count, _REFUSALS.get(reason, reason)) for reason, count in tier.refused.items()]
+    said = ", ".join(f"{count} {what}" for count, what in lacking if count)
+    return text.append(f"\n{said}", style="not bold") if said else text
 
 
 def _gateway(view: GatewayView) -> RenderableType:

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from inflight_kubectl.access.events import Event
 from inflight_kubectl.access.pods import Pod
-from inflight_kubectl.access.resources import Service
+from inflight_kubectl.access.resources import Loading, Service
 from inflight_kubectl.output import age
 
 MAX_PODS = 8
@@ -21,7 +21,9 @@ def waits(service: Service, pods: Sequence[Pod], events: Sequence[Event], now: d
     found = [*_operator(service), *_held(service), *_missing(service, pods)]
     pending = [pod for pod in pods if not pod.ready and not pod.deleting]
     limit = (service.spec.get("rollout") or {}).get("startupTimeout", "30m")
-    found += [_pod(pod, [one for one in events if one.about[1] == pod.name], limit, now) for pod in pending[:MAX_PODS]]
+    for pod in pending[:MAX_PODS]:
+        about = [one for one in events if one.about[1] == pod.name]
+        found.append(_pod(pod, service.loading.get(pod.name), about, limit, now))
     if len(pending) > MAX_PODS:
         found.append(f"{len(pending) - MAX_PODS} more pods are not ready")
     leaving = sum(pod.deleting for pod in pods)
@@ -57,8 +59,8 @@ def _missing(service: Service, pods: Sequence[Pod]) -> list[str]:
     return [f"{count} ordered replica{'s have' if count > 1 else ' has'} no pod yet{why}"]
 
 
-def _pod(pod: Pod, events: Sequence[Event], limit: str, now: datetime) -> str:
-    """Returns the reason why a pod is not ready, from its state and its newest event."""
+def _pod(pod: Pod, loading: Loading | None, events: Sequence[Event], limit: str, now: datetime) -> str:
+    """Returns the reason why a pod is not ready, from its state, the progress of its load and its newest event."""
     warnings = [one for one in events if one.warning and _START_UP_PROBE not in one.message.lower()]
     if not pod.node:
         said = pod.detail or (warnings[-1].message if warnings else "the scheduler has not looked at it yet")
@@ -66,8 +68,9 @@ def _pod(pod: Pod, events: Sequence[Event], limit: str, now: datetime) -> str:
     if pod.state in ("ContainerCreating", "PodInitializing", "Pending"):
         return _starting(pod, events, warnings, now)
     if pod.state == "Starting":
+        progress = f": {loading.summary}" if loading is not None else ""
         return (
-            f"{pod.name} loads its model since {age(pod.started, now)} on {pod.node};"
+            f"{pod.name} loads its model since {age(pod.started, now)} on {pod.node}{progress};"
             f" the container is restarted after {limit} (rollout.startupTimeout)"
         )
     again = f", {pod.restarts} restart{'s' * (pod.restarts != 1)}" if pod.restarts else ""

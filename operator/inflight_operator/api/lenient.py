@@ -25,8 +25,7 @@ def read_leniently(model: type[Model], body: dict[str, Any]) -> tuple[Model, tup
         pydantic.ValidationError: a required field of the object, or of one of its top-level parts, is missing or
             cannot be read.
     """
-    rest = deepcopy(body)
-    notes: list[str] = []
+    rest, notes = body, list[str]()
     while True:
         try:
             return model.model_validate(rest), tuple(notes)
@@ -37,6 +36,8 @@ def read_leniently(model: type[Model], body: dict[str, Any]) -> tuple[Model, tup
             left_out = {path: found for path, found in left_out.items() if len(path) > 1}
             if not left_out:
                 raise
+            if not notes:
+                rest = deepcopy(body)
             # From the end of lists, so that positions stay valid; `_remove` skips items that were removed with their
             # parent.
             for path in sorted(left_out, key=_order, reverse=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from pydantic import Field
@@ -38,12 +38,15 @@ def setting_duration(
     return _with(setting, duration_field(field, description, _default(setting), bounds))
 
 
-def settings_in(model: type[SpecModel]) -> Iterator[tuple[str, Setting]]:
+@cache
+def settings_in(model: type[SpecModel]) -> tuple[tuple[str, Setting], ...]:
     """The fields of a part of the spec that are settings."""
-    for name, field in model.model_fields.items():
-        for each in field.metadata:
-            if isinstance(each, Setting):
-                yield name, each
+    return tuple(
+        (name, each)
+        for name, field in model.model_fields.items()
+        for each in field.metadata
+        if isinstance(each, Setting)
+    )
 
 
 def _setting(name: str, owner: type | None) -> Setting:

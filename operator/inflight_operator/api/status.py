@@ -10,6 +10,7 @@ from inflight_operator.api.base import StatusModel, Timestamp
 from inflight_settings.limits import Limits
 
 MAX_DECISIONS = 10
+MAX_LOADING = 8
 
 
 class Condition(StatusModel):
@@ -261,6 +262,19 @@ class StartUpStatus(StatusModel):
     )
 
 
+class LoadingStatus(StatusModel):
+    """Progress of an engine that reads its model for long."""
+
+    pod: str = Field(max_length=253, description="Name of the pod.")
+    bytes: int = Field(description="Bytes of the weights that were read.")
+    total_bytes: int = Field(description="Bytes of the weights.")
+    bytes_per_second: int = Field(description="Bytes per second, the mean since it began.")
+    seconds_left: int | None = Field(
+        default=None, description="Seconds until all is read, at that rate. Absent before anything is."
+    )
+    summary: str = Field(max_length=512, description="The progress in a sentence.")
+
+
 class Decision(StatusModel):
     """A change that the operator decided on, with its reason."""
 
@@ -331,6 +345,11 @@ class InferenceServiceStatus(StatusModel):
     )
     start_up: StartUpStatus | None = Field(
         default=None, description="Lead time of a new replica. Absent before a replica was ordered."
+    )
+    loading: list[LoadingStatus] | None = Field(
+        default=None,
+        max_length=MAX_LOADING,
+        description="Engines that read their model for long, those that have most left first. Absent without any.",
     )
     gateway: GatewayStatus | None = Field(
         default=None, description="Last reports of the gateway's pods. Only with gateway.enabled."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ MAX_BACK_OFF = 4
 LARGE_PAGE = 2**18
 """Bytes of a page; one of twice as many and more is read in every other interval: a page of 800 kB takes some 12 ms of
 CPU. Only the samples that are read are asked for, so pages of real engines are much smaller."""
+
+_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,14 @@ class ScrapePool(Scraper[_Pod]):
                 pod.name, pod.url, pod.names = target.name, target.url, target.names
         for uid in pods.keys() - {target.uid for target in targets}:
             self.drop(pods.pop(uid))
+
+    async def first_results(self, key: ServiceKey, within: float) -> None:
+        """Returns when all pods of the service have been scraped, or after `within` seconds."""
+        pods, until = self._services.get(key, {}), monotonic() + within
+        while True:
+            if monotonic() >= until or all(pod.history is not None or pod.error for pod in pods.values()):
+                return
+            await asyncio.sleep(_POLL_SECONDS)
 
     def forget(self, key: ServiceKey) -> None:
         """Stops scraping the service."""

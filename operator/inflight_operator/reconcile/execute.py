@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, field
+from zlib import crc32
 
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.manifest import Manifest
@@ -26,6 +27,10 @@ SECRET_AGAIN_SECONDS = 60.0
 may be missing or old, and the operator cannot read it."""
 
 
+SECRETS_SPREAD_SECONDS = 60.0
+"""Seconds over which a new leader writes the Secrets of services that the one before it has brought to their current
+spec. It cannot read whether they are as they should be, and nearly all are."""
+
 COSTS_AT_ONCE = 16
 """Most calls in flight that set the deletion costs of a service's pods."""
 
@@ -42,12 +47,14 @@ class ExecutorState:
 
     Attributes:
         secret_at: when the admin token's Secret was last written anew.
+        secret_due: when it may be written first; None before the first round.
         unmarked_since: since when deletion costs are not taken; None while they are. unmarked_last: when the last one
             was not.
     """
 
     children: ChildrenState = field(default_factory=ChildrenState)
     secret_at: float = float("-inf")
+    secret_due: float | None = None
     unmarked_since: float | None = None
     unmarked_last: float = float("-inf")
 
@@ -140,10 +147,16 @@ class Executor:
         unknown = any("HTTP 401" in one.error for one in snapshot.pushes.values())
         if (waiting or unknown) and now - state.secret_at > SECRET_AGAIN_SECONDS:
             state.children.unread.clear()
-            state.secret_at = now
+            state.secret_at = state.secret_due = now
+        if state.secret_due is None:
+            spread = crc32(f"{key}".encode()) / 2**32 * SECRETS_SPREAD_SECONDS
+            state.secret_due = now + (spread if _was_complete(snapshot) else 0.0)
+        later = {"Deployment"} if unmarked else set()
+        if now < state.secret_due:
+            later.add("Secret")
         changes = await sync_children(
             self._api,
-            [one for one in plan.children if not unmarked or one["kind"] != "Deployment"],
+            [one for one in plan.children if one["kind"] not in later],
             self._cache.children(key),
             state.children,
             self._clock.steady,
@@ -157,6 +170,12 @@ class Executor:
         for (kind, name), error in changes.failed.items():
             logger.warning("%s: %s/%s: %s", key, kind, name, error)
         return {child: str(error) for child, error in changes.failed.items()}
+
+
+def _was_complete(snapshot: Snapshot) -> bool:
+    """Returns True if an operator has written all children for the service's current spec."""
+    service = snapshot.service
+    return snapshot.deployment is not None and service.status.observed_generation == service.metadata.generation
 
 
 def _beside_template(snapshot: Snapshot, plan: Plan) -> Manifest:

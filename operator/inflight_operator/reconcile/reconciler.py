@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from pydantic import ValidationError
 
 from inflight_base.manifest import Manifest
+from inflight_base.manifest.engines import INFLIGHT
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import child_names
 from inflight_operator.api.types import InferenceService, ServiceRecord
@@ -22,7 +23,13 @@ from inflight_operator.apply.children import owner_uid
 from inflight_operator.apply.engines import LimitsPusher
 from inflight_operator.apply.kube import OperatorApi
 from inflight_operator.clock import Clock
-from inflight_operator.decide.replicas.start_up import Elsewhere, FleetStartUps
+from inflight_operator.decide.replicas.start_up import (
+    Elsewhere,
+    FleetStartUps,
+    Loading,
+    loading_of,
+    starts_for_long,
+)
 from inflight_operator.decide.status.conditions import unreadable
 from inflight_operator.decide.tuning.types import TuningPolicy
 from inflight_operator.observe.attainment import Attainment
@@ -32,6 +39,7 @@ from inflight_operator.observe.live_gateway import LiveGateway
 from inflight_operator.observe.pods import PodView
 from inflight_operator.observe.pool_view import pool_parents
 from inflight_operator.observe.scrape import ScrapePool, Target
+from inflight_operator.observe.window import Window
 from inflight_operator.reconcile.decide import decide
 from inflight_operator.reconcile.execute import Executor, ExecutorState
 from inflight_operator.reconcile.memory import Memory, first_memory
@@ -45,6 +53,10 @@ from inflight_operator.render.plan import Settings
 from inflight_operator.telemetry.metrics import OperatorMetrics
 
 logger = logging.getLogger(__name__)
+
+FIRST_SCRAPE_SECONDS = 1.0
+"""Longest wait of a service's first round for the first scrape of its ready pods. A new leader that did not wait would
+report all services as unmeasured, push the limits that are in force, and report the contrary soon after."""
 
 
 class Recorder(Protocol):
@@ -85,14 +97,19 @@ class _Reading:
     unread: tuple[str, ...]
     policy: Policy
 
+    def is_of(self, body: Manifest, settings: Settings) -> bool:
+        """Returns True if `body` has the same spec, and maybe another status."""
+        return self.settings == settings and self.body.get("spec") == body.get("spec")
+
 
 @dataclass(slots=True)
 class _ServiceState:
-    """State of one service between two rounds. Attributes: scraped: pods of which the pool has those to scrape."""
+    """State of one service between two rounds. Attributes: scraped: pods of which the pool has those to scrape, and
+    those of them that load a model."""
 
     reading: _Reading
     memory: Memory
-    scraped: tuple[PodView, ...] | None = None
+    scraped: tuple[tuple[PodView, ...], ...] | None = None
     attainment: Attainment | None = None
     executor: ExecutorState = field(default_factory=ExecutorState)
     reporter: ReporterState = field(default_factory=ReporterState)
@@ -158,6 +175,9 @@ class Reconciler:
 
     async def reconcile(self, key: ServiceKey) -> bool:
         """Runs a round for one service; returns True if all its writes were accepted."""
+        if key not in self._known and key not in self._unreadable:
+            self._pool.keep(key, [_target(pod) for pod in self._cache.pods(key) if pod.serves])
+            await self._pool.first_results(key, FIRST_SCRAPE_SECONDS)
         body = self._cache.service(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
             self._forget(key)  # its children have it as their owner: Kubernetes deletes them
@@ -189,9 +209,14 @@ class Reconciler:
         known, settings = self._known.get(key), self._settings()
         if known is not None and known.reading.body is body and known.reading.settings == settings:
             return known
-        asked, unread = InferenceService.read(body)
-        service = servable(asked, settings)
-        reading = _Reading(body, settings, service, unread, policy_of(asked, settings))
+        before = None if known is None else known.reading
+        if before is not None and before.is_of(body, settings):  # the operator writes statuses far more often
+            service = before.service.model_copy(update=dict(ServiceRecord.from_dict(body)))
+            reading = replace(before, body=body, service=service)
+        else:
+            asked, unread = InferenceService.read(body)
+            service = servable(asked, settings)
+            reading = _Reading(body, settings, service, unread, policy_of(asked, settings))
         if known is not None and known.memory.uid == service.metadata.uid:
             known.reading = reading
             return known
@@ -200,16 +225,19 @@ class Reconciler:
         image = "" if deployment is None else engine_image(deployment)
         now, at = self._clock.steady(), self._clock.calendar()
         memory = first_memory(service, reading.policy, ordered, now, at, image)
-        known = self._known[key] = _ServiceState(reading, memory)
+        known = self._known[key] = _ServiceState(reading, memory, reporter=ReporterState(at=now))
         return known
 
     def _snapshot(self, key: ServiceKey, known: _ServiceState) -> Snapshot:
-        reading, now = known.reading, self._clock.steady()
+        reading, now, at = known.reading, self._clock.steady(), self._clock.calendar()
         pods = tuple(self._cache.pods(key))
-        if pods != known.scraped:
-            known.scraped = pods
-            self._pool.keep(key, [_target(pod) for pod in pods if pod.serves])
-        window, errors, uid = self._pool.window(key), self._pool.errors(key), reading.service.metadata.uid
+        slow = tuple(one for one in pods if one.engine.name == INFLIGHT and starts_for_long(one, at.timestamp()))
+        if (pods, slow) != known.scraped:
+            known.scraped = pods, slow
+            serving = [_target(pod) for pod in pods if pod.serves]
+            self._pool.keep(key, [*serving, *(_target(pod, _SLOW) for pod in slow)])
+        scraped, errors, uid = self._pool.window(key), self._pool.errors(key), reading.service.metadata.uid
+        window, loading = _parted(scraped)
         max_age = self._every.stale_after * self._stretch()
         gateway = self._gateway if reading.policy.gateway else None
         front = front_view(self._cache, key, uid)
@@ -221,7 +249,7 @@ class Reconciler:
             policy=reading.policy,
             settings=reading.settings,
             now=now,
-            at=self._clock.calendar(),
+            at=at,
             admin_token=self._token_of(uid),
             tuning=self._every.tuning,
             pods=pods,
@@ -243,6 +271,7 @@ class Reconciler:
             elsewhere=Elsewhere()
             if known.memory.startups.starts
             else self._startups.elsewhere(key, reading.policy.engine),
+            loading=loading,
             pool_parents=pool_parents(self._cache.child(key, "InferencePool", child_names(key.name).main)),
         )
 
@@ -288,5 +317,20 @@ class Reconciler:
         return await self._reporter.write(key, record, status, self._unreadable.setdefault(key, ReporterState()))
 
 
-def _target(pod: PodView) -> Target:
-    return Target(pod.uid, pod.name, pod.url(pod.metrics_port) + pod.engine.metrics_path, pod.engine.metrics)
+_SLOW = "slow/"
+"""Begin of the uids under which pods that are not Ready are scraped: their samples are no measurements."""
+
+
+def _parted(scraped: Window) -> tuple[Window, dict[str, Loading]]:
+    """Returns the window of the pods that serve, and the progress of those that load their model, by uid."""
+    serving = {uid: history for uid, history in scraped.pods.items() if not uid.startswith(_SLOW)}
+    if len(serving) == len(scraped.pods):
+        return scraped, {}
+    found = {uid: loading_of(scraped.pods[uid].newest) for uid in scraped.pods.keys() - serving.keys()}
+    return replace(scraped, pods=serving), {
+        uid.removeprefix(_SLOW): loading for uid, loading in sorted(found.items()) if loading is not None
+    }
+
+
+def _target(pod: PodView, prefix: str = "") -> Target:
+    return Target(prefix + pod.uid, pod.name, pod.url(pod.metrics_port) + pod.engine.metrics_path, pod.engine.metrics)

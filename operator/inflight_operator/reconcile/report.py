@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
@@ -15,6 +16,7 @@ from inflight_base.manifest.units import format_price, format_seconds
 from inflight_operator.api.resolve import service_url
 from inflight_operator.api.status import (
     MAX_DECISIONS,
+    MAX_LOADING,
     BracketStatus,
     CanaryStatus,
     Condition,
@@ -28,6 +30,7 @@ from inflight_operator.api.status import (
     InferenceServiceStatus,
     LimitsPair,
     LimitsStatus,
+    LoadingStatus,
     ModelStatus,
     ObservedStatus,
     OverrideStatus,
@@ -41,6 +44,7 @@ from inflight_operator.api.status import (
 from inflight_operator.api.types import ServiceRecord
 from inflight_operator.decide import decision as decided
 from inflight_operator.decide.decision import Number, Reason
+from inflight_operator.decide.replicas.start_up import Loading
 from inflight_operator.decide.status.conditions import ROLLOUT_STUCK, Finding, pool_refused, stuck, summarized
 from inflight_operator.decide.status.sentences import change_text, sentence
 from inflight_operator.decide.tuning.types import Bracket, Fence
@@ -143,6 +147,7 @@ def build_status(
         tuning=_tuning(snapshot, plan),
         demand=_demand(snapshot, plan),
         start_up=_start_up(snapshot, plan),
+        loading=_loading(snapshot),
         gateway=_gateway(snapshot),
         queue=_queue(snapshot),
         cost=_cost(snapshot, plan, len(replicas)),
@@ -167,6 +172,7 @@ def unreadable_status(
             "observed": None,
             "queue": None,
             "demand": None,
+            "loading": None,
             "gateway": None,
         }
     )
@@ -183,8 +189,9 @@ def spec_problem(error: ValidationError) -> str:
 def events_of(
     before: InferenceServiceStatus, after: InferenceServiceStatus, decisions: Sequence[Decision]
 ) -> list[Event]:
-    """Returns an event for a transition of Ready, one for a rollout that gets stuck, and one for each decision. A ready
-    pod that the Service does not route to yet lasts seconds, and causes no event."""
+    """Returns an event for a transition of Ready, one for a rollout that gets stuck, one for the begin and one for the
+    end of a long load, and one for each decision. A ready pod that the Service does not route to yet lasts seconds, and
+    causes no event."""
     events = []
     was, now = (_condition_of(status, "Progressing") for status in (before, after))
     if now is not None and now.reason == ROLLOUT_STUCK and (was is None or was.reason != now.reason):
@@ -193,10 +200,22 @@ def events_of(
     changed = now is not None and (was is None or (was.status, was.reason) != (now.status, now.reason))
     if now is not None and changed and now.reason != "NotRouted":
         events.append(Event("Normal" if now.reason in _ON_THE_WAY else "Warning", now.reason, now.message))
+    events += _loading_events(before, after)
     for decision in decisions:
         reason = "Scaled" if decision.kind == "Scaling" else "Tuned" if decision.applied else "TuningAdvice"
         events.append(Event("Normal", reason, f"{decision.change}: {decision.reason}"))
     return events
+
+
+def _loading_events(before: InferenceServiceStatus, after: InferenceServiceStatus) -> list[Event]:
+    """Returns the events of loads that are new, and of those that are over: their pods may be Ready, or gone."""
+    was, now = ({one.pod: one for one in status.loading or ()} for status in (before, after))
+    begun = [Event("Normal", "LoadingModel", one.summary) for pod, one in now.items() if pod not in was]
+    over = [pod for pod in was if pod not in now]
+    if not over or (after.ready_replicas or 0) <= (before.ready_replicas or 0):
+        return begun
+    text = sentence(Reason("ModelRead", {"pods": ", ".join(over), "total": was[over[0]].total_bytes}))
+    return [*begun, Event("Normal", "ModelLoaded", text)]
 
 
 def _conditions(findings: tuple[Finding, ...], service: ServiceRecord, now: datetime) -> list[Condition]:
@@ -279,6 +298,27 @@ def _start_up(snapshot: Snapshot, plan: Plan) -> StartUpStatus | None:
         summary=sentence(Reason("StartUp", {**numbers, "basis": lead.basis})),
         engine=startups.engine,
         recent=[StartStatus(node=start.node, **_rounded(start.phases)) for start in startups.starts],
+    )
+
+
+def _loading(snapshot: Snapshot) -> list[LoadingStatus] | None:
+    """Returns the progress of engines that load for long; None without any."""
+    known = [(pod.name, snapshot.loading[pod.uid]) for pod in snapshot.pods if pod.uid in snapshot.loading]
+    slowest = sorted(known, key=lambda one: -(math.inf if one[1].left is None else one[1].left))
+    return [_progress(name, loading) for name, loading in slowest[:MAX_LOADING]] or None
+
+
+def _progress(name: str, loading: Loading) -> LoadingStatus:
+    numbers: dict[str, Number] = {"pod": name, "read": loading.read, "total": loading.total, "rate": loading.rate}
+    if loading.left is not None:
+        numbers["left"] = loading.left
+    return LoadingStatus(
+        pod=name,
+        bytes=int(loading.read),
+        total_bytes=int(loading.total),
+        bytes_per_second=int(loading.rate),
+        seconds_left=None if loading.left is None else math.ceil(loading.left),
+        summary=sentence(Reason("ReadingModel", numbers)),
     )
 
 

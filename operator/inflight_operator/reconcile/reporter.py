@@ -31,6 +31,9 @@ logger = logging.getLogger(__name__)
 NUMBERS_SECONDS = 60.0
 """Seconds between two writes of a status in which only measurements and wording changed; they belong to metrics."""
 
+LOADING_SECONDS = 15.0
+"""Seconds between two writes of the progress of long loads."""
+
 MOVED_SHARE = 0.25
 """Share of the last written value within which a measurement counts as unchanged."""
 
@@ -40,7 +43,7 @@ class ReporterState:
     """State of the reporter for one service.
 
     Attributes:
-        at: time of the last status write.
+        at: time of the last status write, or of the first round: what has only been measured anew waits as usual.
         decisions: decisions that no status contains yet.
         failures: consecutive failed writes.
         again: time of the next attempt.
@@ -106,6 +109,8 @@ def is_due(before: InferenceServiceStatus, after: InferenceServiceStatus, since_
     """
     if _state_parts(before) != _state_parts(after) or _new_reasons(before, after):
         return True
+    if since_written >= LOADING_SECONDS and before.loading != after.loading:
+        return True
     return since_written >= NUMBERS_SECONDS and (
         _wording(before) != _wording(after)
         or before.tuning != after.tuning
@@ -134,6 +139,7 @@ def _state_parts(status: InferenceServiceStatus) -> tuple[Any, ...]:
         status.cost and status.cost.per_hour,
         status.observed is None,
         status.gateway is None,
+        {one.pod for one in status.loading or ()},
         [(one.time, one.change) for one in status.decisions],
         [(one.type, one.status, one.observed_generation) for one in status.conditions],
     )
@@ -216,6 +222,8 @@ def service_values(snapshot: Snapshot, plan: Plan) -> ServiceValues:
         cost_per_hour=None if policy.price is None else policy.price * len(snapshot.replicas),
         currency=policy.currency,
         gateway=snapshot.gateway,
+        lead_time=None if plan.lead_time.basis == "Default" else plan.lead_time.phases,
+        loading_left=max((one.left for one in snapshot.loading.values() if one.left is not None), default=None),
         asleep=None if policy.idle_timeout is None else plan.replicas == 0,
         engine=policy.engine_type.kind,
     )

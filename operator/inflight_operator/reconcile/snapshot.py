@@ -12,7 +12,7 @@ from inflight_base.manifest.pods import engine_container
 from inflight_base.manifest.slices import GatewayAddress
 from inflight_operator.api.types import InferenceService
 from inflight_operator.decide.decision import Reason
-from inflight_operator.decide.replicas.start_up import Elsewhere
+from inflight_operator.decide.replicas.start_up import Elsewhere, Loading
 from inflight_operator.decide.status.conditions import ROLLOUT_STUCK, DeploymentView
 from inflight_operator.decide.tuning.types import TuningPolicy
 from inflight_operator.observe.front_view import NO_FRONT, FrontView
@@ -57,6 +57,7 @@ class Snapshot:
         leaving: reports of the gateway's pods on a service that left the gateway; None for all others.
         pool_parents: gateways that report on its InferencePool.
         elsewhere: starts of other services' pods, while this service has none.
+        loading: progress of engines that start for long, by uid of the pod.
     """
 
     service: InferenceService
@@ -85,6 +86,7 @@ class Snapshot:
     leaving: GatewayView | None = None
     pool_parents: tuple[PoolParent, ...] = ()
     elsewhere: Elsewhere = field(default_factory=Elsewhere)
+    loading: Mapping[str, Loading] = field(default_factory=dict)
 
     @property
     def ordered(self) -> int:

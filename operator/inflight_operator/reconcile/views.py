@@ -99,7 +99,9 @@ def demand_view(
     moment, fresh = snapshot.at.timestamp(), snapshot.fresh.values()
     lead = lead_time(snapshot, startups, pods)
     under_way = [
-        (startups.lead_time([one.pod.node], snapshot.elsewhere) if one.pod.node else lead).remaining(one.pod, moment)
+        (startups.lead_time([one.pod.node], snapshot.elsewhere) if one.pod.node else lead).remaining(
+            one.pod, moment, snapshot.loading.get(one.pod.uid)
+        )
         for one in pods.all
         if one.kind is PodClass.STARTING and not one.late
     ]

@@ -18,6 +18,7 @@ from inflight_base.manifest.engines import INFLIGHT
 from inflight_base.manifest.keys import ServiceKey
 from inflight_operator.decide.decision import Decision
 from inflight_operator.decide.replicas.autopilot import Sizing
+from inflight_operator.decide.replicas.start_up import Phases
 from inflight_operator.decide.status.conditions import Finding
 from inflight_operator.observe.attainment import Attainment
 from inflight_operator.observe.gateway_view import GatewayView
@@ -46,6 +47,8 @@ class ServiceValues:
         cost_per_hour: cost of the existing pods; None without a price.
         currency: currency of the price; empty if unknown.
         gateway: reports of the gateway's pods; None for a service that is not behind the gateway.
+        lead_time: expected start of a replica; None before any start is known.
+        loading_left: seconds that the slowest of the engines that read their model for long has left; None without one.
         asleep: True while the service is scaled to zero; None for one that never is.
         engine: kind of the engines (`EngineType.kind`).
     """
@@ -70,6 +73,8 @@ class ServiceValues:
     modelled: Limits | None = None
     gateway: GatewayView | None = None
     asleep: bool | None = None
+    lead_time: Phases | None = None
+    loading_left: float | None = None
     engine: str = INFLIGHT
 
 
@@ -168,6 +173,11 @@ GAUGES = (
         "inflight_operator_service_asleep",
         "1 while the service is scaled to zero; with spec.scaling.minReplicas 0.",
         "asleep",
+    ),
+    (
+        "inflight_operator_service_loading_left_seconds",
+        "Seconds until the slowest engine that reads its model for long has read it, at its mean rate.",
+        "loading_left",
     ),
     ("inflight_operator_scrape_age_seconds", "Seconds since the stalest ready pod was last scraped.", "scrape_age"),
 )
@@ -297,6 +307,17 @@ class ServiceMetrics(Collector):
                 (key, (ready.reason, INFLIGHT if one.values is None else one.values.engine), 1)
                 for key, one in services
                 if (ready := one.finding("Ready")) is not None
+            ],
+        )
+        yield _gauges(
+            "inflight_operator_service_start_up_seconds",
+            "Lead time of a new replica by phase, as learned: scheduled, image, weights, engine, endpoints.",
+            ("phase",),
+            [
+                (key, (phase,), seconds)
+                for key, _, values in read
+                if values.lead_time is not None
+                for phase, seconds in values.lead_time._asdict().items()
             ],
         )
         yield _gauges(

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from inflight_base.page.histogram import Histogram
 from inflight_cost.model import CostModel
-from inflight_engine.messages import EngineReady, StepCost, StepStats
+from inflight_engine.messages import EngineReady, Loading, StepCost, StepStats
 from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.server.admission.demand import Demand, Load
 from inflight_engine.server.requests.counts import Counts
@@ -41,12 +41,11 @@ def engine_page(names=None, observations=1, seed=0):
         step_seconds=0.2,
         schedule_seconds=0.001,
     )
-    runner = RunnerInfo(
-        10, 16, 1024, 1, 100, "cpu", "float32", "eager", 1.0, digest=DIGEST, cache_problem=CACHE_PROBLEM
-    )
+    facts = {"digest": DIGEST, "cache_problem": CACHE_PROBLEM, "weights_seconds": 0.5}
+    runner = RunnerInfo(10, 16, 1024, 1, 100, "cpu", "float32", "eager", 1.0, **facts)
     ready = EngineReady(Limits(64, 2048), runner)
     load = Load(stats, Limits(48, 1024), ready, num_requests=7, queued_tokens=300)
-    gauges = Gauges(load, {"interactive": 2, "batch": 0}, draining=False, revision=7)
+    gauges = Gauges(load, {"interactive": 2, "batch": 0}, draining=False, revision=7, loading=Loading(3, 4, 2.0))
     counts, demand = Counts([ServiceClass("interactive"), ServiceClass("batch")]), Demand()
     metrics = EngineMetrics("m", counts, demand, lambda: gauges)
     numbers = random.Random(seed)

@@ -133,6 +133,7 @@ def test_a_request_whose_blocks_are_late_starts_without_them_and_they_come_for_o
     waiting.now += 0.2  # 40 tokens are computed in 2 s
     assert waiting.loads.ready
     assert waiting.loads.take() == [request]
+    assert waiting.loads.num_late == 1
     assert waiting.start(request) == 0
     waiting.scheduler.cancel(0, FinishReason.ABORT)
     waiting.scheduler.running.pool.unregister(range(64))
@@ -159,6 +160,10 @@ def test_what_comes_holds_half_of_host_memory_at_most(waiting):
     waiting.loads.put(request)
     waiting.loads.send()
     assert sum(len(each.hashes) for each in waiting.thread.sent) == 20
+    other = waiting.request(1, first=1000)
+    waiting.thread.disk.update(other.block_hashes)
+    assert not waiting.loads.put(other)
+    assert waiting.loads.num_full == 1
     waiting.thread.answer()
     assert waiting.loads.take() == [request]
     assert waiting.start(request) == 20
@@ -195,6 +200,7 @@ def test_a_request_waits_where_the_measured_disk_is_faster_than_computing(second
     request = waiting.request(0)
     thread.disk.update(request.block_hashes)
     assert waiting.loads.put(request) is waits
+    assert waiting.loads.num_slower == (not waits)
 
 
 @pytest.mark.parametrize("preemption", ["auto", "swap"])
@@ -212,6 +218,7 @@ def test_no_request_waits_for_a_disk_that_hangs_longer_than_computing_takes(pree
     waiting.thread.stalled = stalled
     assert waiting.loads.put(same) is waits
     assert waiting.loads.put(other) is waits
+    assert waiting.loads.num_stalled == (0 if waits else 2)
 
 
 def test_while_a_disk_hangs_only_the_read_that_it_is_at_holds_host_memory(waiting):

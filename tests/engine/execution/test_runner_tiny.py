@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from inflight_engine.execution import build
-from inflight_engine.execution.build import make_batch_invariant
+from inflight_engine.execution.build import choose_target, make_batch_invariant
 from inflight_engine.execution.memory.kv_size import POD_MEMORY_RESERVE
 from inflight_engine.execution.memory.resources import Resources
+from inflight_engine.execution.parallel.ranks import make_runner
 from inflight_engine.models.checkpoints.shape import ModelShape
 from inflight_engine.models.checkpoints.transformers_config import TransformersConfig
 from inflight_engine.request import SamplingParams
@@ -206,6 +207,26 @@ def test_what_cannot_be_served_here_is_refused_before_the_weights_are_read(tmp_p
     (tmp_path / "model.safetensors").write_bytes(b"no weights")
     with pytest.raises(ValueError, match=says):
         tiny_runner(tmp_path, **options)
+
+
+def test_sleep_is_refused_where_memory_cannot_be_given_back(tmp_path, monkeypatch):
+    make_model(tmp_path, "llama-mqa")
+    with pytest.raises(ValueError, match="sleep_after is not supported with tensor_parallel_size above 1"):
+        make_runner(EngineConfig(str(tmp_path), device="cpu", sleep_after=9.0, tensor_parallel_size=2))
+    monkeypatch.setattr(build, "choose_device", lambda name: torch.device("cuda"))
+    with pytest.raises(ValueError, match="sleep_after is supported on a CPU only; leave it out on a GPU"):
+        choose_target(EngineConfig(str(tmp_path), sleep_after=9.0))
+
+
+def test_a_runner_goes_on_after_its_cache_was_freed(tmp_path):
+    make_model(tmp_path, "llama-gqa-untied")
+    runner, prompts = tiny_runner(tmp_path, swap_space=SWAP_SPACE), prompts_for(random.Random(5))
+    assert runner.info.can_sleep
+    tokens = []
+    for _ in range(2):
+        tokens.append(Driver(runner, chunk=9, max_running=3).run(prompts, SamplingParams(max_tokens=10)))
+        runner.free_cache()
+    assert tokens[0] == tokens[1]
 
 
 def test_on_a_gpu_batch_invariance_is_refused_where_it_cannot_be_had():

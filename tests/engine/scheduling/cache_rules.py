@@ -104,6 +104,15 @@ class CacheRules:
                     self._num_empty += 1
         return {block for _, block in planned}
 
+    def forget(self) -> None:
+        """Notes that no block has content any more, while nobody owns one."""
+        assert not any(self._owners), "the cache is forgotten while requests have blocks"
+        self._num_empty += len(self._evictable)
+        self._evictable.clear()
+        self._holder.clear()
+        self._content.clear()
+        self.tier.clear()
+
     def _offer(self, sequence: ModelSequence, num_tokens: int) -> list[tuple[int, int]]:
         """Its full blocks of so many tokens can be found from now on. Of equal ones only the first, even if it goes
         earlier. Returns stamp and block of those that could not be found before."""

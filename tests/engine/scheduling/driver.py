@@ -200,6 +200,17 @@ class Driver:
         self.rules.tier.fetched(number, count)
         self.rules.check_counters(self.scheduler)
 
+    def sleep(self) -> bool:
+        """Forget the cache, as an engine without requests does; False: there are some."""
+        if self.rules.requests or self.under_way is not None:
+            return False
+        self.scheduler.forget_cache()
+        self.rules.forget_cache()
+        for block in [*self.runner.memory, *self.runner.host_memory]:
+            block[:] = [UNWRITTEN] * len(block)
+        self.rules.check_counters(self.scheduler)
+        return True
+
     def step(
         self,
         fails: Fails = never,

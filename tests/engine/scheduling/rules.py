@@ -177,6 +177,9 @@ class Rules:
             self.refused.pop(request_id, None)
         self.runner.end(request_id)
 
+    def forget_cache(self) -> None:
+        self._cache.forget()
+
     def put_back(self, request_id: int) -> None:
         """It lost its slot because a step broke that it was not in."""
         known, sequence = self.requests[request_id], self.runner.sequences[request_id]

@@ -1,5 +1,5 @@
-"""Any interleaving of add, cancel, step, failed step and changes of limits, class weights and rates of copies, in any
-configuration, keeps the rules: the model runner checks each plan's contract and block contents, the rules each
+"""Any interleaving of add, cancel, step, failed step, sleep and changes of limits, class weights and rates of copies,
+in any configuration, keeps the rules: the model runner checks each plan's contract and block contents, the rules each
 decision."""
 
 import math
@@ -152,6 +152,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert (self.driver.step() is not None) == had_work, "every step with work makes progress"
             self.now += 1.0
             self.driver.now = self.now
+
+    @rule()
+    def sleep(self):
+        assert self.driver.sleep() or self.driver.rules.requests or self.driver.under_way is not None
 
     @rule()
     def failing_step(self):

@@ -112,6 +112,11 @@ class TierRules:
                 self._give_up(content)
         self._under_way.clear()
 
+    def clear(self) -> None:
+        """Everything that is here is forgotten."""
+        for content in list(self._contents):
+            self._give_up(content)
+
     def damaged(self, places: tuple[int, ...]) -> None:
         """These places have something else than was stored."""
         for content in [content for content, place in self._places.items() if place in places]:

@@ -21,6 +21,8 @@ from inflight_engine.messages import (
     Finished,
     FlushRecord,
     RecordFlushed,
+    Sleep,
+    Slept,
     StepCost,
     StepReport,
     StepStats,
@@ -32,6 +34,7 @@ from inflight_engine.output import Pooled
 from inflight_engine.request import FinishReason
 from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.server.app import create_admin_app, create_app
+from inflight_engine.server.engine.session import NO_STATS
 from inflight_engine.server.http.middleware import OpenResponses
 from inflight_engine.server.service import Service
 from inflight_engine.server.settings.config import ServerConfig
@@ -52,6 +55,7 @@ READY = EngineReady(
         dtype="float32",
         attention_backend="none",
         load_seconds=0.0,
+        can_sleep=True,
     ),
 )
 
@@ -128,6 +132,7 @@ class FakeEngine(asyncio.Protocol):
     """`requests`, `cancels`, `configurations`, `costs` and `flushes` are what arrived; `report` sends one step.
     `prompts`: what came with a request, and not with the one before.
 
+    `sleeps`: calls to sleep, of which it has done none where it is `busy`.
     `answering`: it answers what changes its configuration. `weights`: of service classes, in force.
     """
 
@@ -135,6 +140,7 @@ class FakeEngine(asyncio.Protocol):
         self.requests, self.cancels, self.configurations, self.costs, self.flushes = {}, [], [], [], 0
         self.prompts = []
         self.answering, self.weights = True, {}
+        self.sleeps, self.busy = 0, False
         self._decoder = FrameDecoder.for_engine()
         self._arrived = asyncio.Condition()
         self._steps = 0
@@ -162,6 +168,9 @@ class FakeEngine(asyncio.Protocol):
                 case FlushRecord():
                     self.flushes += 1
                     self.send(RecordFlushed(message.call_id))
+                case Sleep():
+                    self.sleeps += 1
+                    self.send(Slept(message.call_id, None if self.busy else NO_STATS))
 
     def send(self, message):
         self._transport.write(encode(message))

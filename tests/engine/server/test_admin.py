@@ -31,6 +31,7 @@ async def test_patch_answers_with_what_the_engine_has_put_in_force(make_fake):
     answer = await patch(fake, max_num_seqs=2, revision=7)
     assert answer.status_code == 200
     assert answer.json() == {
+        "state": "awake",
         "max_num_seqs": 2,
         "max_num_batched_tokens": 64,
         "revision": 7,

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from inflight_engine.messages import Loading
 from inflight_engine.request import FinishReason
 from inflight_engine.server import lifecycle
 from inflight_engine.server.http.middleware import OpenResponses
@@ -376,6 +377,17 @@ async def test_while_loading_health_is_fine_and_requests_are_told_to_come_back(m
     fake = await make_fake(load=False)
     health, ready, answer = await fake.http.get("/health"), await fake.http.get("/ready"), await start(fake)
     assert (health.status_code, health.json()["status"]) == (200, "loading")
+    assert "inflight_loading" not in (await fake.http.get("/metrics")).text
+    fake.engine.send(Loading(3_200_000_000, 16_000_000_000, 20.0))
+    await until(lambda: fake.service.session.loading is not None)
+    assert "3.20 of 16.00 GB read" in (await fake.http.get("/ready")).json()["reason"]
+    page = (await fake.http.get("/metrics")).text
+    assert 'inflight_loading_read_bytes{model_name="fake"} 3.2e+09' in page
+    assert 'inflight_loading_total_bytes{model_name="fake"} 1.6e+10' in page
+    assert 'inflight_loading_seconds{model_name="fake"} 20.0' in page
+    fake.engine.send(READY)
+    await fake.service.session.first_ready
+    assert 'inflight_loading_read_bytes{model_name="fake"} 1.6e+10' in (await fake.http.get("/metrics")).text
     assert ready.status_code == 503
     assert "to load" in ready.json()["reason"]
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "loading")

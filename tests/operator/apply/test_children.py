@@ -1,5 +1,7 @@
 """sync_children on a recording API: the calls, their order, and calls that are never made."""
 
+import asyncio
+
 import pytest
 
 from inflight_base.kube.errors import KubeApiError
@@ -99,3 +101,20 @@ async def test_a_child_of_a_service_that_was_deleted_and_made_again_is_replaced_
     changes = await sync_children(api, [manifest("chat", owner="the-new-uid")], [])
     assert api.calls[1:] == [("delete", "ConfigMap", "team", "chat", "this-one-only"), ("apply", "chat", 1)]
     assert (changes.deleted, names(changes)) == ([("ConfigMap", "chat")], ["ConfigMap/chat"])
+
+
+async def test_children_that_pods_wait_for_are_written_together_and_the_deployment_after_all_of_them():
+    class SlowApi(RecordingApi):
+        async def apply(self, child, *, force=True):
+            self.calls.append(("begin", child["kind"]))
+            await asyncio.sleep(0)
+            self.calls.append(("end", child["kind"]))
+            return stored(child)
+
+    api = SlowApi()
+    kinds = ("Secret", "ConfigMap", "NetworkPolicy", "Deployment", "Service")
+    await sync_children(api, [manifest("chat", kind=kind) for kind in kinds], [])
+    writes = [call for call in api.calls if call[0] != "get"]
+    together = {"Secret", "ConfigMap", "NetworkPolicy"}
+    assert ({kind for _, kind in writes[:3]}, {kind for _, kind in writes[3:6]}) == (together, together)
+    assert [kind for _, kind in writes[6:]] == ["Deployment", "Deployment", "Service", "Service"]

@@ -125,6 +125,22 @@ async def until(condition):
         await asyncio.sleep(0.005)
 
 
+async def test_first_results_are_waited_for_but_not_for_long():
+    async def refuse(writer):
+        writer.write(response(b"", "503 Busy"))
+
+    async with world(timeout=20.0) as (pods, pool):
+        pool.keep(KEY, [pods.target("a"), pods.target("b", refuse)])
+        await pool.first_results(KEY, 10.0)
+        assert set(pool.window(KEY).pods) == {"uid-a"}
+        assert set(pool.errors(KEY)) == {"uid-b"}
+        pool.keep(OTHER, [pods.target("c", hang)])
+        began = monotonic()
+        await pool.first_results(OTHER, 0.2)
+        assert 0.2 <= monotonic() - began < 5.0
+        await pool.first_results(ServiceKey("team", "unknown"), 10.0)
+
+
 async def test_a_pod_is_scraped_at_once_and_then_each_interval_over_one_connection():
     async with world(interval=0.05) as (pods, pool):
         pool.keep(KEY, [pods.target("a")])

@@ -6,7 +6,9 @@ import pytest
 from prometheus_client import generate_latest
 
 from inflight_base.kube.errors import KubeApiError
+from inflight_operator.reconcile import reconciler
 from inflight_operator.reconcile.execute import Executor, ExecutorState
+from inflight_operator.reconcile.policy import policy_of
 from inflight_settings.limits import Limits
 from tests.operator.fakes import KEY, delete, service_body
 from tests.operator.reconcile.world import SMALL
@@ -35,6 +37,24 @@ async def test_a_steady_state_makes_no_calls(world):
         await world.round()
         quiet += world.api.calls
     assert quiet == []
+
+
+async def test_a_spec_is_read_once_whatever_statuses_are_written(world, monkeypatch):
+    read = []
+    monkeypatch.setattr(
+        reconciler, "policy_of", lambda asked, settings: read.append(asked) or policy_of(asked, settings)
+    )
+    world.service()
+    await world.round()
+    world.pod(1)
+    for _ in range(3):
+        await world.round()
+    assert world.status["readyReplicas"] == 1
+    assert len(read) == 1
+    world.service(spec={"scaling": {"maxReplicas": 3}}, status=world.status, generation=2)
+    await world.round()
+    assert len(read) == 2
+    assert world.status["observedGeneration"] == 2
 
 
 async def test_ready_is_reported_by_one_event_for_each_transition(world):
@@ -80,6 +100,53 @@ async def test_a_restarted_operator_changes_nothing_at_first(world):
         await world.round()
         assert world.replicas() == 2
         assert [call for call in world.api.of("apply") if call[1] == "Deployment"] == []
+
+
+@pytest.fixture
+async def taken_over(world):
+    """A world at rest in which another operator process takes over, whose scrapes take a while."""
+    world.service(spec=SMALL)
+    for number in (1, 2):
+        world.pod(number)
+    for _ in range(60):
+        await world.round(5.0)
+    world.restart()
+    pool, pushed = world.pool, [len(engine.pushed) for engine in world.engines.values()]
+    scrape, pool.late = pool._scrape, True
+
+    async def first_results(key, within):
+        pool.late, pool._scrape = False, scrape
+        pool.tick()
+
+    pool._scrape, pool.first_results = lambda key, targets: None, first_results
+    return pushed
+
+
+async def test_a_new_leader_writes_nothing_of_a_service_at_rest_but_its_secret_within_a_minute(world, taken_over):
+    calls = []
+    for _ in range(20):
+        await world.round(5.0)
+        calls.append([call[:2] for call in world.api.calls])
+    assert calls[0] == []
+    assert [call for each in calls[:12] for call in each] == [("apply", "Secret")]
+    assert [call for each in calls[12:] for call in each if call[0] != "status"] == []
+    assert [len(engine.pushed) for engine in world.engines.values()] == taken_over
+
+
+@pytest.mark.parametrize("change", ["refused", "pending", "generation"])
+async def test_a_new_leader_writes_a_secret_at_once_that_may_be_missing(world, taken_over, change):
+    if change == "refused":
+        for engine in world.engines.values():
+            engine.refuse, engine.revision = "HTTP 401", -1
+    elif change == "pending":
+        world.pod(3, ready=False, status={"phase": "Pending"})
+    else:
+        world.service(spec={**SMALL, "replicas": 1}, status=world.status, generation=2)
+    calls = []
+    for _ in range(2):
+        await world.round(1.0)
+        calls += world.api.of("apply")
+    assert "Secret" in {call[1] for call in calls}
 
 
 async def test_before_it_shrinks_the_emptiest_pod_is_marked_to_go_first(world):

@@ -1,8 +1,14 @@
-"""Lead time of new replicas in the status, over restarts of the operator and between services."""
+"""Lead time of new replicas in the status, over restarts of the operator and between services; progress of starts."""
 
+from dataclasses import replace
 from datetime import timedelta
 
-from tests.operator.fakes import service_body
+import pytest
+
+from inflight_operator.decide.replicas.start_up import LONG_START, LeadTime, Loading, Phases, loading_of
+from inflight_operator.observe.metrics import Sample
+from inflight_operator.observe.pods import pod_view
+from tests.operator.fakes import KEY, pod_body, service_body
 from tests.operator.reconcile.world import OTHER, SMALL, START
 
 
@@ -96,3 +102,64 @@ async def test_a_start_with_a_restarted_container_teaches_nothing(world):
     await world.round()
     await a_start(world, restarts=1)
     assert "startUp" not in world.status
+
+
+GB = 10**9
+
+
+async def test_a_long_start_shows_its_progress_and_its_begin_and_end_are_events(world):
+    world.service(spec=SMALL)
+    await world.round()
+    engine = started(world, 1, created := world.now - 1000.0, ready=False)
+    events, statuses = [], []
+    for count in range(1, 31):
+        engine.loading = (count * GB / 3, 16 * GB, 3.0 * count)
+        await world.round()
+        events += [event[2:] for event in world.api.of("event")]
+        statuses += world.api.of("status")
+        assert ("loading" in world.status) == (world.now - 1000.0 - created - 3 >= LONG_START)
+    (loading,) = world.status["loading"]
+    assert loading["pod"] == "chat-1"
+    assert loading["totalBytes"] == 16 * GB
+    assert loading["bytesPerSecond"] == pytest.approx(GB / 9, rel=1e-6)
+    assert loading["secondsLeft"] == pytest.approx((16 * GB - loading["bytes"]) / (GB / 9), abs=1.5)
+    assert "chat-1 has read" in loading["summary"]
+    assert 4 <= len(statuses) <= 7, "progress is written every 15 s"
+    engine.loading = (16 * GB, 16 * GB, 144.0)
+    started(world, 1, created)
+    for _ in range(3):
+        await world.round()
+        events += [event[2:] for event in world.api.of("event")]
+    assert "loading" not in world.status
+    said = [event for event in events if event[0] in ("LoadingModel", "ModelLoaded")]
+    assert [reason for reason, _ in said] == ["LoadingModel", "ModelLoaded"]
+    assert said[0][1] == "chat-1 has read 2.67 GB of 16 GB of its model, 111 MB/s, about 120s left"
+    assert said[1][1] == "chat-1: the model (16 GB) is loaded"
+
+
+async def test_samples_of_a_pod_that_loads_are_no_measurements(world):
+    world.service(spec=SMALL)
+    world.pod(1)
+    slow = started(world, 2, -100.0, ready=False)
+    slow.model.add(50, 400)
+    for _ in range(4):
+        await world.round()
+    snapshot = world.reconciler._snapshot(KEY, world.reconciler._known[KEY])
+    assert set(snapshot.window.pods) == set(snapshot.fresh) == {"uid-chat-1"}
+    assert "loading" not in world.status, "its page says nothing of it"
+
+
+@pytest.mark.parametrize("said", [(5, 4, 1.0), (None, 4, 1.0), (1, 4, None)])
+def test_an_impossible_progress_is_none(said):
+    read, total, seconds = said
+    sample = Sample(time=0.0, loading_read_bytes=read, loading_total_bytes=total, loading_seconds=seconds)
+    assert loading_of(sample) is None
+
+
+def test_a_load_that_has_longer_to_go_than_usual_delays_the_replica():
+    lead = LeadTime(Phases(1.0, 2.0, 30.0, 5.0, 1.0))
+    pod = replace(pod_view(pod_body("chat-1", ready=False)), running_since=1000.0)
+    assert lead.remaining(pod, 1010.0) == 26.0
+    assert lead.remaining(pod, 1010.0, Loading(GB, 10 * GB, 10.0)) == 91.0
+    assert lead.remaining(pod, 1010.0, Loading(9 * GB, 10 * GB, 10.0)) == 26.0
+    assert lead.remaining(pod, 1010.0, Loading(0, 10 * GB, 10.0)) == 26.0

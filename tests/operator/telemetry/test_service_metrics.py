@@ -4,6 +4,7 @@ from prometheus_client import generate_latest
 
 from inflight_operator.decide.decision import Decision, Reason
 from inflight_operator.decide.replicas.autopilot import Sizing
+from inflight_operator.decide.replicas.start_up import Phases
 from inflight_operator.decide.status.conditions import Finding, unreadable
 from inflight_operator.observe.attainment import Attainment, Counted
 from inflight_operator.telemetry.metrics import OperatorMetrics
@@ -46,6 +47,8 @@ def recorded_with(findings=FINDINGS, attainment=ATTAINMENT, **changes):
         "cost_per_hour": 5.0,
         "currency": "EUR",
         "modelled": Limits(24, 768),
+        "lead_time": Phases(0.5, 1.0, 2.5, 2.0, 0.25),
+        "loading_left": 90.0,
     }
     return ServiceValues(**values | changes), findings, attainment, (SCALED,), AT
 
@@ -77,6 +80,9 @@ def test_a_service_shows_its_numbers_its_state_and_what_it_was_decided_from():
     assert page.value("service_max_num_seqs") == 16
     assert page.value("service_model_max_num_seqs") == 24
     assert page.value("service_model_max_num_batched_tokens") == 768
+    assert page.value("service_start_up_seconds", phase="weights") == 2.5
+    assert page.value("service_start_up_seconds", phase="endpoints") == 0.25
+    assert page.value("service_loading_left_seconds") == 90
 
 
 def test_the_last_decision_on_each_knob_is_shown_with_its_time():
@@ -98,8 +104,19 @@ def test_the_last_decision_on_each_knob_is_shown_with_its_time():
 def test_what_is_not_known_has_no_series():
     page = Page()
     page.services.record(
-        KEY, *recorded_with(sizing=None, cost_per_hour=None, modelled=None, findings=(), attainment=None)
+        KEY,
+        *recorded_with(
+            sizing=None,
+            cost_per_hour=None,
+            modelled=None,
+            lead_time=None,
+            loading_left=None,
+            findings=(),
+            attainment=None,
+        ),
     )
+    assert page.value("service_start_up_seconds", phase="weights") is None
+    assert page.value("service_loading_left_seconds") is None
     assert page.value("service_model_max_num_seqs") is None
     assert page.value("service_first_tokens_total") is None
     assert page.value("service_demand_requests_per_second") is None

@@ -1,12 +1,16 @@
-"""Zeroed memory for caches; on the host it is allocated on first access."""
+"""Zeroed memory for caches; on the host it is allocated on first access, and can be given back."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import mmap
+import os
 
 import torch
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -30,3 +34,23 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
         with contextlib.suppress(OSError):  # a kernel without huge pages
             region.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(region, dtype=dtype).view(shape)
+
+
+def give_back(cache: torch.Tensor) -> None:
+    """Give the pages of `zeros` on the host, or of a view of all of them, back to the system. They keep their
+    addresses, and come zeroed again when they are next touched. Source: madvise(2), MADV_DONTNEED.
+
+    Raises:
+        OSError: the system keeps them.
+    """
+    memory = cache.untyped_storage()
+    if memory.nbytes() and _libc.madvise(
+        ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(memory.nbytes()), mmap.MADV_DONTNEED
+    ):
+        number = ctypes.get_errno()
+        raise OSError(number, f"{memory.nbytes()} bytes of a cache cannot be given back: {os.strerror(number)}")
+
+
+def trim() -> None:
+    """Give what the C library holds of freed memory back to the system. Source: malloc_trim(3), of glibc."""
+    _libc.malloc_trim(0)

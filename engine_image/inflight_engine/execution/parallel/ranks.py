@@ -88,6 +88,9 @@ class TensorParallelRunner:
         except Exception:
             _leave()
 
+    def free_cache(self) -> None:
+        raise AssertionError("workers keep their parts of the cache")
+
     def _watch(self, worker: _Worker) -> None:
         status = worker.process.wait()
         log.error("rank %d ended with status %d; the engine cannot go on without it", worker.rank, status)
@@ -133,6 +136,8 @@ def _refuse(config: EngineConfig, device: torch.device) -> None:
     size = config.tensor_parallel_size
     if config.disk_space:
         raise ValueError("disk_space is not supported with tensor_parallel_size above 1; set it to 0")
+    if config.sleep_after is not None:
+        raise ValueError("sleep_after is not supported with tensor_parallel_size above 1; leave it out")
     if device.type == "cuda" and torch.cuda.device_count() < size:
         raise ValueError(f"tensor_parallel_size {size} needs as many GPUs, but there are {torch.cuda.device_count()}")
     model_config = load_config(resolve_configured(config))

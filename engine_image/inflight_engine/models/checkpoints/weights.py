@@ -18,18 +18,23 @@ from inflight_engine.models.checkpoints.quantization_scheme import Fp8Scheme, re
 from inflight_engine.models.checkpoints.source import ModelFiles
 from inflight_engine.models.checkpoints.streamed_weights import StreamedWeights
 from inflight_engine.models.checkpoints.weight_source import WeightSource
+from inflight_engine.models.reading_progress import READING
 from inflight_engine.native.dequantize import dequantize
 
 
 class SafetensorsWeights(WeightSource):
     """A folder's model.safetensors, or the shards that model.safetensors.index.json lists.
 
+    Args:
+        whole: every tensor will be read, and its bytes are counted as progress.
+
     Raises:
         ValueError: a shard is missing or damaged.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, whole: bool = False) -> None:
         self._folder = folder
+        self._whole = whole
         self._open = ExitStack()
         index = folder / "model.safetensors.index.json"
         names = set(read_json(index)["weight_map"].values()) if index.is_file() else {"model.safetensors"}
@@ -40,10 +45,14 @@ class SafetensorsWeights(WeightSource):
             except Exception as error:  # the library raises plain Exception and its own error for damaged files
                 raise ValueError(f"{folder / name} cannot be read: {error}") from error
             self._shard_of.update(dict.fromkeys(shard.keys(), shard))
+        if whole:
+            READING.begin(sum((folder / name).stat().st_size for name in names))
 
     def get(self, name: str, dim: int = 0, part: range | None = None) -> torch.Tensor:
         shard = self._shard(name)
         tensor: torch.Tensor = shard.get_tensor(name) if part is None else _cut(shard.get_slice(name), dim, part)
+        if self._whole:
+            READING.add(tensor.nbytes)
         return tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -106,7 +115,11 @@ def open_stored(files: ModelFiles, *, ahead: bool) -> SafetensorsWeights | Strea
     Args:
         ahead: read a remote model's tensors before they are asked for: all of them will be, and whole.
     """
-    return SafetensorsWeights(files.folder) if files.remote is None else StreamedWeights(files.remote, ahead=ahead)
+    return (
+        SafetensorsWeights(files.folder, whole=ahead)
+        if files.remote is None
+        else StreamedWeights(files.remote, ahead=ahead)
+    )
 
 
 def open_weights(files: ModelFiles, config: DecoderConfig, *, whole: bool = True) -> WeightSource:

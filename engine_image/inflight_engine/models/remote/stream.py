@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from inflight_engine.models.reading_progress import READING
 from inflight_engine.models.remote.stores import CONNECTIONS, PIECE, RemoteFile, Store
 from inflight_engine.models.remote.tensors import StoredTensor
 
@@ -102,6 +103,7 @@ class Stream:
         self._num_bytes = sum(piece.end - piece.start for piece in self._waiting)
         self._started = time.monotonic()
         self._unread = len(self._waiting)
+        READING.begin(self._num_bytes)
         for number in range(min(CONNECTIONS, len(self._waiting))):
             threading.Thread(target=self._read, name=f"weights-{number}", daemon=True).start()
 
@@ -147,6 +149,7 @@ class Stream:
                     self._error = self._error or error
                     self._changed.notify_all()
                 return
+            READING.add(len(data))
             with self._changed:
                 targets = [(tensor, self._of(tensor)) for tensor in piece.tensors] if not self._closed else []
             for tensor, arriving in targets:  # no two pieces have the same bytes

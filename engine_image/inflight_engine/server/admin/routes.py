@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -39,8 +40,8 @@ class RuntimeConfigChange(BaseModel):
 
 @router.get("/v1/runtime_config")
 async def runtime_config(service: ServiceOf) -> Response:
-    """Capacities, live limits and their revision, the shape of the KV cache, and how requests are
-    scheduled and sampled by default."""
+    """State (awake or asleep), capacities, live limits and their revision, the shape of the KV cache, and how requests
+    are scheduled and sampled by default."""
     session = service.session
     if session.runtime.limits is None or session.ready is None:
         raise session.not_ready()
@@ -65,6 +66,30 @@ async def drain(request: Request, service: ServiceOf) -> Response:
     return JSONResponse({"status": "draining", "running": service.session.stats.num_running}, status_code=202)
 
 
+@admin_router.post("/admin/sleep")
+async def sleep(service: ServiceOf) -> Response:
+    """Give back the memory of the KV cache until the next request; answers when it is given back."""
+    session = service.session
+    if session.ready is None or session.phase is not Phase.READY:
+        raise session.not_ready()
+    if not session.ready.runner.can_sleep:
+        raise ApiError(
+            409, "this engine cannot sleep: only one on a CPU with tensor_parallel_size 1 can", code="cannot_sleep"
+        )
+    await session.sleeping.sleep()
+    return JSONResponse({"state": "asleep"})
+
+
+@admin_router.post("/admin/wake")
+async def wake(service: ServiceOf) -> Response:
+    """End the sleep as a request would: the engine sleeps again after as long without requests."""
+    session = service.session
+    if session.phase is not Phase.READY:
+        raise session.not_ready()
+    session.sleeping.used(time.monotonic())
+    return JSONResponse({"state": "awake"})
+
+
 @admin_router.get("/admin/record")
 async def record(service: ServiceOf) -> Response:
     """The record up to now, for `inflight-engine replay`."""
@@ -75,6 +100,7 @@ def _describe(service: Service, limits: Limits, engine: EngineReady) -> dict[str
     """`largest_batch_tokens`: tokens that the KV cache holds, over all requests."""
     runner, defaults = engine.runner, service.sampling_defaults
     return {
+        "state": "asleep" if service.session.sleeping.asleep else "awake",
         "max_num_seqs": limits.max_num_seqs,
         "max_num_batched_tokens": limits.max_num_batched_tokens,
         "revision": service.session.runtime.revision,

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from inflight_contract.errors import ApiError
-from inflight_engine.messages import Configure, Configured, FlushRecord, RecordFlushed
+from inflight_engine.messages import Configure, Configured, FlushRecord, RecordFlushed, Sleep, Slept
 
 ANSWER_SECONDS = 60.0
 """Time limit of a call. The engine answers between two steps: if a step takes longer, the caller gets 504, and the call
 is in force once the step is done."""
 
-Question: TypeAlias = Configure | FlushRecord
-Answer: TypeAlias = Configured | RecordFlushed
+Question: TypeAlias = Configure | FlushRecord | Sleep
+Answer: TypeAlias = Configured | RecordFlushed | Slept
 
 
 class EngineCalls:

@@ -9,17 +9,22 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from msgspec import structs
+
 from inflight_contract.errors import ApiError
 from inflight_engine.messages import (
     SHORT_STEP_SECONDS,
+    AddRequest,
     BlocksChanged,
     Configured,
     EngineFailed,
     EngineReady,
     FromEngine,
+    Loading,
     LongStep,
     RecordFlushed,
     Shutdown,
+    Slept,
     Starting,
     StepReport,
     StepStats,
@@ -29,6 +34,7 @@ from inflight_engine.server.engine.calls import EngineCalls
 from inflight_engine.server.engine.link import EngineLink
 from inflight_engine.server.engine.phase import Phase, no_engine, shutting_down
 from inflight_engine.server.engine.runtime_config import RuntimeConfig
+from inflight_engine.server.engine.sleeping import Sleeping
 from inflight_settings.engine import EngineConfig
 from inflight_settings.limits import LimitsInForce
 
@@ -69,6 +75,7 @@ class EngineSession:
         failed_while: the phase before that.
         first_ready: the first engine process has loaded the model.
         ready: report of the latest engine process after loading.
+        loading: what the engine process has read of the weights; None before it begins, or if it does not say so.
         lost: set when a new engine process has to be started.
         lost_at: when the latest engine process was lost, seconds on the monotonic clock.
         taken_over: the process that loads the model was a spare one. If it is killed, another one is started.
@@ -87,6 +94,7 @@ class EngineSession:
         self.failed_while = Phase.LOADING
         self.first_ready: asyncio.Future[EngineReady] = loop.create_future()
         self.ready: EngineReady | None = None
+        self.loading: Loading | None = None
         self.lost = asyncio.Event()
         self.lost_at = 0.0
         self.taken_over = False
@@ -96,6 +104,7 @@ class EngineSession:
         self.link = EngineLink(self.receive, self.lose)
         self.calls = EngineCalls(self.send)
         self.runtime = RuntimeConfig(config.classes, self.calls)
+        self.sleeping = Sleeping(config.sleep_after, self.calls)
         self.kv_events: KVEventPublisher | None = None
         self._restarts = Restarts()
         self._shut_down = False
@@ -129,12 +138,20 @@ class EngineSession:
         """The model is loaded in both processes: the engine takes requests, with these limits."""
         await self.runtime.start(limits, self.first_ready.result().capacity)
         self.phase = Phase.READY
+        self.sleeping.used(time.monotonic())
 
     def send(self, *messages: ToEngine) -> None:
         """Queue messages; dropped while no engine is connected. All or (when one cannot be encoded) none."""
         if not self._busy:
             self.progress.made(time.monotonic())
+        if any(isinstance(message, AddRequest) for message in messages):
+            self.sleeping.used(time.monotonic())
         self.link.send(*messages)
+
+    def sleep_if_due(self, now: float) -> None:
+        """Let the engine sleep if it has had no requests for long enough (`now`: seconds, monotonic)."""
+        if self.phase is Phase.READY and not self._busy and self.sleeping.due(now):
+            self.sleeping.begin()
 
     def shut_down(self) -> None:
         """Ask the engine process to exit, after a drain; the end of its connection is no failure then."""
@@ -148,8 +165,11 @@ class EngineSession:
         match message:
             case StepReport():
                 self.stats = message.stats
+                self.sleeping.used(now)
                 self.progress.reported(message.step, now)
                 self.listener.received(message, now)
+            case Loading():
+                self.loading = message
             case LongStep():
                 self.progress.announced(message, now)
             case Starting():
@@ -160,6 +180,12 @@ class EngineSession:
                 self.calls.answered(message)
             case RecordFlushed():
                 self.progress.made(now)
+                self.calls.answered(message)
+            case Slept():
+                self.progress.made(now)
+                if message.stats is not None:
+                    self.stats = message.stats
+                self.sleeping.answered(message, now)
                 self.calls.answered(message)
             case BlocksChanged():
                 if self.kv_events is not None:
@@ -177,6 +203,7 @@ class EngineSession:
         if self._shut_down:
             return
         self.link.cut()
+        self.loading = None
         now = time.monotonic()
         if self.phase is Phase.RESTARTING and self.taken_over and why is None:
             log.error("the spare engine process is gone while it took over; another one is started")
@@ -189,6 +216,7 @@ class EngineSession:
         log.error("%s; another one is started", why or "the engine process is gone")
         self.phase, self.lost_at = Phase.RESTARTING, now
         self.calls.fail(self.not_ready())
+        self.sleeping.used(now)
         stats, self.stats = self.stats, NO_STATS
         self.listener.engine_lost(stats)
         self.lost.set()
@@ -205,6 +233,8 @@ class EngineSession:
             self.fail("the model's files have changed since this server first read them: start it again")
             return
         self.ready = ready
+        if self.loading is not None:
+            self.loading = structs.replace(self.loading, read_bytes=self.loading.total_bytes)
         self.progress = Progress(time.monotonic())
         self.link.open = True
         if self.kv_events is not None:
@@ -216,6 +246,7 @@ class EngineSession:
         self.listener.engine_ready(ready, restarted=restarted)
         if restarted:
             self.phase = Phase.READY
+            self.sleeping.used(time.monotonic())
         elif not self.first_ready.done():
             self.first_ready.set_result(ready)
 

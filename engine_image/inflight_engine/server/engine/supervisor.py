@@ -87,6 +87,7 @@ class Supervisor:
                 session.progress.excuse(late)
             last = now
             self.spare.check(now, self.process)
+            session.sleep_if_due(now)
             if session.hung:
                 session.lose("the engine process hung: it made no progress in its step")
             elif session.phase is Phase.RESTARTING and now - session.lost_at > self._restart_seconds:

@@ -38,7 +38,9 @@ def unready(service: Service) -> tuple[str, str] | None:
         return "draining", "running requests finish, then this server ends"
     if service.session.phase is Phase.LOADING:
         seconds = time.monotonic() - service.started
-        return "loading", f"waiting for model {service.config.engine.model} to load ({seconds:.0f} s so far)"
+        loading = service.session.loading
+        read = "" if loading is None else f", {loading.read_bytes / 1e9:.2f} of {loading.total_bytes / 1e9:.2f} GB read"
+        return "loading", f"waiting for model {service.config.engine.model} to load ({seconds:.0f} s so far{read})"
     if service.session.phase is Phase.RESTARTING:
         return "restarting", "the engine process was lost and another one is loading the model"
     if service.session.stalled:

@@ -57,6 +57,10 @@ _PROCESS_COUNTERS = (
     "num_disk_loaded",
     "num_disk_failed",
     "num_disk_dropped",
+    "num_disk_slower",
+    "num_disk_stalled",
+    "num_disk_full",
+    "num_disk_late",
 )
 """Counters of `StepStats` that begin at zero in each engine process."""
 

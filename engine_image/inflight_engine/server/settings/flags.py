@@ -22,9 +22,9 @@ Serve one model over HTTP: OpenAI's chat completions and completions, /v1/genera
 
 MODEL is builtin://smollm2, a folder with a Hugging Face model, a Hugging Face name, or the URL of a folder in an object
 store or on an HTTP server: s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, az://CONTAINER/FOLDER, https://HOST/FOLDER.
-Calls for admins (PATCH /v1/runtime_config, POST /admin/drain, GET /admin/record) need the token in
-$INFLIGHT_ADMIN_TOKEN, or in the file named by $INFLIGHT_ADMIN_TOKEN_FILE; with --admin-port they have a port of their
-own."""
+Calls for admins (PATCH /v1/runtime_config, POST /admin/drain, /admin/sleep, /admin/wake, GET /admin/record) need the
+token in $INFLIGHT_ADMIN_TOKEN, or in the file named by $INFLIGHT_ADMIN_TOKEN_FILE; with --admin-port they have a port
+of their own."""
 
 EXAMPLE = """\
 example:

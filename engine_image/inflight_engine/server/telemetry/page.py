@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from inflight_contract import metrics as shared
 from inflight_cost.model import TERMS
-from inflight_engine.messages import StepCost
+from inflight_engine.messages import Loading, StepCost
 from inflight_engine.server.admission.demand import Demand, Load
 from inflight_engine.server.admission.peer_reads import PeerReads
 from inflight_engine.server.requests.counts import ClassCounts, Counts, StepParts
@@ -30,12 +30,16 @@ class Gauges:
     Attributes:
         waiting: requests that were never admitted, by class.
         revision: of the limits in force.
+        asleep: the engine has given back its KV cache.
+        loading: progress of the engine process's load; None if it does not say so.
     """
 
     load: Load
     waiting: Mapping[str, int]
     draining: bool
     revision: int = 0
+    asleep: bool = False
+    loading: Loading | None = None
 
 
 HOST_TIER, DISK_TIER = "host", "disk"
@@ -66,6 +70,9 @@ _TIER_BLOCKS = (
     ),
 )
 """Counters by tier: name, documentation, and the counters of the engine in host memory and on a disk."""
+
+_REFUSALS = ("slower", "stalled", "full", "late")
+"""Reasons of `DiskLoads`."""
 
 
 class EngineMetrics(Collector):
@@ -162,6 +169,22 @@ def _engine_state(page: Families, demand: Demand, now: Gauges) -> None:
             runner.weights_seconds,
         )
         page.gauge(*shared.KV_CACHE_TOKENS, runner.num_cache_tokens)
+    if now.loading is not None:
+        page.gauge(
+            "inflight_loading_read_bytes",
+            "Bytes of the weights that the engine process has read.",
+            now.loading.read_bytes,
+        )
+        page.gauge(
+            "inflight_loading_total_bytes",
+            "Bytes of the weights; no series for GGUF, transformers' modules and weights that outlived a process.",
+            now.loading.total_bytes,
+        )
+        page.gauge(
+            "inflight_loading_seconds",
+            "Seconds from the begin of the reading to the latest report of it.",
+            now.loading.seconds,
+        )
     page.gauge(*shared.WAITING_PROMPT_TOKENS, load.waiting_tokens)
     page.gauge(
         "inflight_predicted_queue_seconds",
@@ -170,6 +193,7 @@ def _engine_state(page: Families, demand: Demand, now: Gauges) -> None:
         demand.predicted_seconds(load),
     )
     page.gauge(*shared.DRAINING, float(now.draining))
+    page.gauge(*shared.ASLEEP, float(now.asleep))
 
 
 def _tiers(page: Families, counts: Counts, load: Load, tiers: Collection[str]) -> None:
@@ -207,6 +231,13 @@ def _tiers(page: Families, counts: Counts, load: Load, tiers: Collection[str]) -
             "KV blocks that were not written to a tier: too many waited, or it failed.",
             ("tier",),
             [((DISK_TIER,), since_start["num_disk_dropped"])],
+        )
+        page.counters(
+            "inflight_disk_refused_loads",
+            "Requests that compute KV blocks which the disk has, by reason: that takes less time (slower), the disk "
+            "hangs (stalled), host memory waits for as much as it may (full), not all came in time (late).",
+            ("reason",),
+            [((reason,), since_start[f"num_disk_{reason}"]) for reason in _REFUSALS],
         )
 
 

@@ -95,6 +95,47 @@ class Elsewhere:
     fleet: Known = NOTHING
 
 
+LONG_START = 20.0
+"""Seconds from the start of a container after which a pod that is not Ready starts for long: its progress is shown."""
+
+
+def starts_for_long(pod: PodView, moment: float) -> bool:
+    """Returns True for a pod whose engine runs and is not Ready for long. Args: moment: seconds since the epoch."""
+    waits = pod.running_since is not None and moment - pod.running_since >= LONG_START
+    return waits and bool(pod.ip) and not pod.ready and not pod.deleting
+
+
+class Loading(NamedTuple):
+    """Progress of an engine that reads its model.
+
+    Attributes:
+        read, total: bytes.
+        seconds: since it began.
+    """
+
+    read: float
+    total: float
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second, from its begin."""
+        return self.read / self.seconds
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until all is read, at that rate; None before anything is."""
+        return (self.total - self.read) / self.rate if self.read else None
+
+
+def loading_of(sample: Sample) -> Loading | None:
+    """Returns the progress on an engine's page; None where it has none, or an impossible one."""
+    read, total, seconds = sample.loading_read_bytes, sample.loading_total_bytes, sample.loading_seconds
+    if read is None or total is None or seconds is None or read > total:
+        return None
+    return Loading(read, total, seconds)
+
+
 @dataclass(frozen=True, slots=True)
 class LeadTime:
     """Expected start of a replica. Attributes: starts: number of starts it is from."""
@@ -103,11 +144,17 @@ class LeadTime:
     starts: int = 0
     basis: Basis = "Default"
 
-    def remaining(self, pod: PodView, moment: float) -> float:
-        """Returns the seconds until a pod that starts takes requests. Args: moment: seconds since the epoch."""
+    def remaining(self, pod: PodView, moment: float, loading: Loading | None = None) -> float:
+        """Returns the seconds until a pod that starts takes requests: at least what its engine says.
+
+        Args:
+            moment: seconds since the epoch.
+            loading: progress of its engine; None: not known.
+        """
         scheduled, image, weights, engine, endpoints = self.phases
         if pod.running_since is not None:
-            return _left(weights + engine, pod.running_since, moment) + endpoints
+            said = 0.0 if loading is None else loading.left or 0.0
+            return max(said, _left(weights + engine, pod.running_since, moment)) + endpoints
         if pod.scheduled_since is not None:
             return _left(image, pod.scheduled_since, moment) + weights + engine + endpoints
         return _left(scheduled, pod.created, moment) + image + weights + engine + endpoints

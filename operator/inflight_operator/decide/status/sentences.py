@@ -39,6 +39,13 @@ def _seconds(value: Number) -> str:
     return format_seconds(float(value))
 
 
+def _size(value: Number) -> str:
+    """Three significant digits: 16.1 GB, 120 MB."""
+    size = float(value)
+    unit, factor = ("GB", 1e9) if size >= 1e9 else ("MB", 1e6)
+    return f"{size / factor:.0f} {unit}" if size >= 100 * factor else f"{size / factor:.3g} {unit}"
+
+
 def _rate(value: Number) -> str:
     """Three significant digits: 61.3, 0.42."""
     rate = float(value)
@@ -220,6 +227,11 @@ _STATE: dict[str, Callable[[_Numbers], str]] = {
         f" {', '.join(f'{phase} {_seconds(n[phase])}' for phase in Phases._fields)}"
         f" (median of {count(n['starts'], 'start')} {_BASES[str(n['basis'])]})"
     ),
+    "ReadingModel": lambda n: (
+        f"{n['pod']} has read {_size(n['read'])} of {_size(n['total'])} of its model, {_size(n['rate'])}/s"
+        + (f", about {_seconds(n['left'])} left" if "left" in n else "")
+    ),
+    "ModelRead": lambda n: f"{n['pods']}: the model ({_size(n['total'])}) is loaded",
     "Cost": lambda n: (
         f"{_price(n, 'per_hour')} an hour for {count(n['replicas'], 'pod')}"
         + (f", {_price(n, 'per_million')} for a million tokens" if "per_million" in n else "")
@@ -333,5 +345,6 @@ _STATE: dict[str, Callable[[_Numbers], str]] = {
 
 _SENTENCES = _TRAFFIC | _STATE
 
-FOLLOW_TRAFFIC = frozenset(_TRAFFIC) | {"ScaleUpHeld", "ScaleDownHeld"}
-"""Reasons of conditions that come and go with the traffic; these two are the reason of a change that is held back."""
+FOLLOW_TRAFFIC = frozenset(_TRAFFIC) | {"ScaleUpHeld", "ScaleDownHeld", "Measuring"}
+"""Reasons of conditions that come and go with the traffic. Also those of a change that is held back, and the one that
+each window of samples begins with, as after a restart of the operator."""

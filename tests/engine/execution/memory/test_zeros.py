@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from inflight_engine.execution.memory.zeros import zeros
+from inflight_engine.execution.memory.zeros import give_back, zeros
 
 CPU = torch.device("cpu")
 
@@ -25,6 +25,20 @@ def test_it_is_zero_and_taken_when_it_is_touched():
     cache[5] = 1
     assert cache[5].sum(dtype=torch.float32) == 4 << 20
     assert not cache[4].any()
+
+
+def test_given_back_pages_are_free_and_zero_again_at_the_same_addresses():
+    cache = zeros((64, 1 << 20), torch.float32, CPU)
+    view, address = cache.movedim(1, 0), cache.data_ptr()
+    cache[:32] = 1.0
+    full = resident_bytes()
+    give_back(view)
+    assert full - resident_bytes() > 100 << 20
+    assert cache.data_ptr() == address
+    assert not cache[:2].any()
+    cache[1] = 2.0
+    assert view[0, 1] == 2.0
+    give_back(zeros((0, 4), torch.float32, CPU))
 
 
 def test_a_cache_larger_than_there_is_address_space_says_what_to_lower():

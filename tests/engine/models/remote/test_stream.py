@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inflight_engine.models.reading_progress import READING
 from inflight_engine.models.remote import stream as streams
 from inflight_engine.models.remote.stores import RemoteFile
 from inflight_engine.models.remote.stream import Stream, cut_pieces, read_range
@@ -67,6 +68,8 @@ def test_every_tensor_arrives_whole_in_any_order(files, window, data):
         assert taken.tobytes() == store.files[tensor.file.name][tensor.start : tensor.end].tobytes()
         assert stream.take(tensor) is None
     assert store.num_read == sum(tensor.file.size for tensor in {t.file.name: t for t in tensors}.values())
+    read, total, _ = READING.now
+    assert read == total == sum(tensor.end - tensor.start for tensor in tensors)
 
 
 @settings(max_examples=40)
