@@ -1,5 +1,5 @@
 """A service at zero replicas: requests wake it and are all answered; beyond the bounds they are refused with
-Retry-After."""
+Retry-After. One whose replica sleeps answers at once, and goes to zero later."""
 
 import json
 import sys
@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from e2e.scenarios.conftest import apply
+from inflight_base.manifest.pods import condition
 from tools.testbed.load_pod import driver_pod
 
 pytestmark = pytest.mark.timeout(420)
@@ -14,12 +15,12 @@ pytestmark = pytest.mark.timeout(420)
 AT_ONCE = 50
 
 
-def sleeper(namespace, **hold):
+def sleeper(namespace, scaling=None, **hold):
     return apply(
         "sleeper",
         namespace,
         engine={"quantization": "int8", "maxNumSeqs": 64},
-        scaling={"minReplicas": 0, "maxReplicas": 1, "idleTimeout": "10s"},
+        scaling={"minReplicas": 0, "maxReplicas": 1, "idleTimeout": "10s", **(scaling or {})},
         tuning={"mode": "Off"},
         gateway={"enabled": True, "hold": {"maxWait": "180s", **hold}},
     )
@@ -61,3 +62,23 @@ def test_requests_beyond_the_bounds_are_refused_with_retry_after(namespace, clie
     assert closing["lost"] == {}
     assert closing["answered"] == 20
     assert closing["retries"] > 0
+
+
+def reason(status):
+    return condition(status, "Ready").get("reason")
+
+
+def test_a_replica_sleeps_answers_at_once_and_goes_to_zero_later(namespace, client_image):
+    service = sleeper(namespace, scaling={"idleTimeout": "120s", "sleep": {"after": "10s"}})
+    status = service.wait("Asleep", lambda status: reason(status) == "Asleep", seconds=240)
+    assert status["readyReplicas"] == status["observed"]["asleep"] == 1
+    (before,) = service.pods()
+    assert service.runtime_config(before.name)["state"] == "asleep"
+    closing = ask_at_once(service, "asleep", 5, client_image)
+    print(f"asleep: first tokens of streams after {closing['ttft_p50']} s (median)", file=sys.stderr)
+    assert (closing["answered"], closing["lost"], closing["retries"]) == (5, {}, 0)
+    (after,) = service.pods()
+    assert after.name == before.name
+    service.wait("Asleep again", lambda status: reason(status) == "Asleep", seconds=60)
+    wait_asleep(service)
+    assert reason(service.wait("Idle", lambda status: reason(status) == "Idle", seconds=60)) == "Idle"

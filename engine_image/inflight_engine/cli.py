@@ -84,7 +84,6 @@ def build_parser() -> argparse.ArgumentParser:
 def _run(arguments: list[str], process: EngineProcess | None) -> int:
     from inflight_engine.models import export
     from inflight_engine.models.remote import prefetch
-    from inflight_engine.models.remote.cache import ModelCache
     from inflight_engine.recording import command as replay
     from inflight_engine.server.settings.flags import read_config
 
@@ -97,7 +96,7 @@ def _run(arguments: list[str], process: EngineProcess | None) -> int:
     if chosen.command == "export":
         return export.run(chosen.model, chosen.folder)
     if chosen.command == "prefetch":
-        return prefetch.run(chosen.model, chosen.revision, ModelCache(chosen.model_cache, chosen.model_cache_size))
+        return prefetch.run(chosen)
     config = read_config(chosen.parser, arguments[1:])
     if process is None:
         parser.error("serve has to be the first argument")

@@ -157,7 +157,7 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
             and those that were damaged there.
         num_disk_blocks: blocks on the disk.
         num_disk_stored, num_disk_loaded, num_disk_failed, num_disk_dropped, disk_seconds_per_block: as in `DiskThread`.
-        num_disk_slower, num_disk_stalled, num_disk_full, num_disk_late: as in `DiskLoads`.
+        disk_wait_seconds, num_disk_slower, num_disk_stalled, num_disk_full, num_disk_late: as in `DiskLoads`.
         prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache and found there, since start.
         step_seconds: from the moment when the step was planned, or when the step before it was done if that came later,
             until it was done: steps that overlap share no time, so all of them together are the time spent in steps.
@@ -199,6 +199,7 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     num_disk_stalled: int = 0
     num_disk_full: int = 0
     num_disk_late: int = 0
+    disk_wait_seconds: float = 0.0
 
     @property
     def work(self) -> StepWork:

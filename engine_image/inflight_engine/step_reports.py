@@ -117,6 +117,7 @@ def _disk_stats(loads: DiskLoads) -> dict[str, Any]:
         "num_disk_failed": disk.num_failed,
         "num_disk_dropped": disk.num_dropped,
         "disk_seconds_per_block": disk.seconds_per_block,
+        "disk_wait_seconds": loads.wait_seconds,
         "num_disk_slower": loads.num_slower,
         "num_disk_stalled": loads.num_stalled,
         "num_disk_full": loads.num_full,

@@ -172,6 +172,7 @@ class EngineSample:
         limits: limits in force; the default if the page lacks them.
         cost: cost model that the engine fitted; None before its first fit.
         draining: the engine rejects new requests.
+        asleep: the engine has given back its KV cache: nothing of a prompt is cached.
         disk_slowness: time of reading a block from its disk by that of copying one from its host memory; 0: not
             measured.
     """
@@ -185,6 +186,7 @@ class EngineSample:
     limits: Limits = DEFAULT_LIMITS
     cost: CostModel | None = None
     draining: bool = False
+    asleep: bool = False
     disk_slowness: float = 0.0
 
 

@@ -291,6 +291,8 @@ def test_rights_have_no_wildcard_and_cover_the_children_and_nothing_that_escalat
         ("inflight.dev", "inferenceservices/finalizers"): {"update"},
         ("", "pods"): {"get", "list", "watch", "patch"},
         ("events.k8s.io", "events"): {"create"},
+        ("", "persistentvolumeclaims"): {"get"},
+        ("", "nodes"): {"list"},
     }
 
 

@@ -148,6 +148,17 @@ def test_a_label_that_was_taken_away_by_hand_is_put_back(kubectl, children, name
     assert done.returncode == 0, done.stderr
 
 
+def test_a_job_is_made_and_deleted_for_a_service_and_for_nobody_else(kubectl, children, namespace):
+    metadata = {**children["ConfigMap"]["metadata"], "name": "chat-fetch-1"}
+    template = {"spec": {**stranger_pod(namespace)["spec"], "restartPolicy": "Never"}}
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": {"template": template}}
+    for verb in ("apply", "delete"):
+        done = operator(kubectl, verb, job)
+        assert done.returncode == 0, done.stderr
+    del metadata["ownerReferences"]
+    refused(operator(kubectl, "apply", job), "the operator writes only objects that an InferenceService controls")
+
+
 @pytest.mark.parametrize(
     "kind", ["ConfigMap", "Secret", "Service", "Deployment", "NetworkPolicy", "PodDisruptionBudget"]
 )

@@ -10,6 +10,8 @@ pytestmark = pytest.mark.contract
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 MODEL = {"source": "builtin://smollm2"}
+NONE = {"count": 0}
+"""No accelerator."""
 
 
 def spec(**parts):
@@ -58,6 +60,30 @@ BAD = {
         )
         for path in ("/models", "../models", "a/..")
     },
+    "a prefetch of a model in the image": (
+        spec(model={**MODEL, "prefetch": {"nodeSelector": {"disk": "fast"}}}),
+        "model.prefetch is for hf://, oci://, s3://, gs://, az:// and https:// sources only",
+    ),
+    "a prefetch of a model in a claim": (
+        spec(model={"source": "pvc://models/a", "prefetch": {"nodeSelector": {"disk": "fast"}}}),
+        "model.prefetch is for hf://, oci://, s3://, gs://, az:// and https:// sources only",
+    ),
+    **{
+        f"a prefetch to nodes with {what}": (
+            spec(model={"source": "s3://models/a", "prefetch": {"nodeSelector": labels}}),
+            "model.prefetch.nodeSelector must have at least one label of the nodes",
+        )
+        for what, labels in {
+            "no label": {},
+            "a label that has no name": {"example.com/": "fast"},
+            "a value that no label has": {"disk": "very fast"},
+            "a name that no label has": {"disk type": "fast"},
+        }.items()
+    },
+    "a prefetch to no nodes": (
+        spec(model={"source": "s3://models/a", "prefetch": {}}),
+        "spec.model.prefetch.nodeSelector: Required value",
+    ),
     "a path in a claim": (
         spec(model={"source": "pvc://models/a", "path": "b"}),
         "model.path is for oci:// sources only",
@@ -441,6 +467,29 @@ BAD = {
         spec(engine={"kvCache": {"swap": 4}}),
         "engine.kvCache.swap must be 0 or a quantity of at least 1Mi, such as 4Gi",
     ),
+    "sleep on an accelerator": (
+        spec(scaling={"sleep": {"after": "5m"}}, accelerator={"count": 1}),
+        "scaling.sleep is for engines on CPUs: with accelerator.count above 0, scaling.minReplicas 0 frees"
+        " accelerators",
+    ),
+    "sleep without a time": (spec(scaling={"sleep": {}}), "spec.scaling.sleep.after: Required value"),
+    "sleep after no time": (
+        spec(scaling={"sleep": {"after": "0s"}}),
+        "scaling.sleep.after must be a duration above zero, such as 500ms, 2s or 1m30s",
+    ),
+    "sleep after less than a second": (
+        spec(scaling={"sleep": {"after": "500ms"}}),
+        "scaling.sleep.after must be between 1s and 168h",
+    ),
+    "sleep after nobody knows how long": (
+        spec(scaling={"sleep": {"after": "soon"}}),
+        "scaling.sleep.after must be a duration above zero, such as 500ms, 2s or 1m30s",
+    ),
+    "sleep when no replica is left": (
+        {**gateway(), "scaling": {"minReplicas": 0, "idleTimeout": "5m", "sleep": {"after": "300s"}}},
+        "scaling.sleep.after must be below scaling.idleTimeout, after which a service with minReplicas 0 has no replica"
+        " that could sleep",
+    ),
     "a disk without host memory before it": (
         spec(engine={"kvCache": {"disk": {"size": "100Gi"}}}),
         "engine.kvCache.disk is behind host memory: it needs engine.kvCache.swap, prefixCaching, and another"
@@ -767,6 +816,19 @@ GOOD = {
     "zero replicas behind the gateway": (
         "chat",
         {**gateway(), "scaling": {"minReplicas": 0, "maxReplicas": 1, "idleTimeout": "10s"}},
+    ),
+    "sleep": ("chat", spec(scaling={"sleep": {"after": "5m"}}, accelerator=NONE)),
+    "sleep, then zero replicas": (
+        "chat",
+        {
+            **gateway(),
+            "accelerator": NONE,
+            "scaling": {"minReplicas": 0, "idleTimeout": "1h", "sleep": {"after": "59m59s"}},
+        },
+    ),
+    "sleep that is longer than a time-out that does not count": (
+        "chat",
+        spec(scaling={"minReplicas": 1, "idleTimeout": "1m", "sleep": {"after": "2m"}}, accelerator=NONE),
     ),
     "zero replicas of another scaler": ("chat", spec(replicas=0, scaling={"mode": "External", "minReplicas": 0})),
     "everything of the gateway": (

@@ -148,7 +148,7 @@ def simple(make):
     return InferenceService.from_dict(make(SPECS["four lines"]))
 
 
-ONLY_SOME = ("PodMonitor", "InferencePool", "EndpointSlice")
+ONLY_SOME = ("PodMonitor", "InferencePool", "EndpointSlice", "Job")
 """Kinds of children that a simple service in a bare cluster does not have."""
 
 READ_KINDS = [kind for kind in CHILD_KINDS if kind not in ("PodMonitor", "InferencePool", *UNREAD_KINDS)]
@@ -195,6 +195,28 @@ async def test_a_cache_on_the_node_is_accepted(api, make):
     accepted = await api.apply(deployment, dry_run=True)
     mounts = accepted["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
     assert [each["subPath"] for each in mounts if "subPath" in each] == [service.metadata.namespace]
+
+
+async def test_jobs_that_fetch_a_model_are_accepted_restricted_and_stay_as_they_are(api, make, kubectl):
+    model = {"source": "s3://models/qwen", "prefetch": {"nodeSelector": {"example.com/disk": "fast", "zone": ""}}}
+    service = InferenceService.from_dict(
+        make({"model": model, "template": SPECS["everything in the template"]["template"]})
+    )
+    settings = replace(SETTINGS, model_cache=ModelCache(claim="models", host_path="", size=10**12))
+    plan = replace(PLAN, prefetch_run="run", prefetch=("models",))
+    wanted, operator = render(service, plan, settings), Operator(api, service)
+    applied = await operator.applied(wanted)
+    assert "NetworkPolicy/chat-prefetch" in applied
+    (name,) = (name for name in applied if name.startswith("Job/chat-fetch-"))
+    assert await operator.applied(wanted) == ()
+    (job,) = (child for child in wanted if child["kind"] == "Job")
+    pod = copy.deepcopy(job["spec"]["template"]) | {"apiVersion": "v1", "kind": "Pod"}
+    pod["metadata"] |= {"name": "probe", "namespace": service.metadata.namespace}
+    accepted = kubectl.apply(pod, dry_run=True)
+    assert accepted.returncode == 0, accepted.stderr
+    assert "would violate" not in accepted.stderr
+    without = await operator.sync(render(service, PLAN, settings))
+    assert without.deleted == [("Job", name.removeprefix("Job/"))]
 
 
 async def test_the_pod_of_the_template_passes_pod_security_restricted(kubectl, service):

@@ -5,6 +5,7 @@ import json
 import pytest
 import yaml
 
+from inflight_operator.api.status import InferenceServiceStatus
 from inflight_operator.api.types import InferenceService
 from tests.contract.manifests import service_manifest
 
@@ -182,6 +183,38 @@ def test_the_scale_subresource_shows_replicas_and_selector(kubectl, namespace, m
     assert scale["kind"] == "Scale"
     assert scale["spec"]["replicas"] == 1
     assert scale["status"] == {"replicas": 2, "selector": selector}
+
+
+def test_the_lead_time_and_the_progress_of_loads_are_stored_as_the_operator_writes_them(kubectl, namespace, make):
+    phases = {"image": 1.0, "weights": 2.5, "engine": 2.0}
+    status = {
+        "startUp": {
+            "seconds": 6.3,
+            "phases": {"scheduled": 0.3, **phases, "endpoints": 0.5},
+            "basis": "Node",
+            "starts": 2,
+            "summary": "a new replica takes about 6.3s",
+            "engine": "0123456789abcdef",
+            "recent": [{"node": "node-1", **phases}, {"node": "node-2", "scheduled": 0.3, **phases}],
+        },
+        "loading": [
+            {
+                "pod": "chat-1",
+                "bytes": 4_000_000_000,
+                "totalBytes": 16_000_000_000,
+                "bytesPerSecond": 100_000_000,
+                "secondsLeft": 120,
+                "summary": "chat-1 has read 4 GB of 16 GB of its model",
+            }
+        ],
+    }
+    assert InferenceServiceStatus.model_validate(status).to_dict() == {"conditions": [], "decisions": [], **status}
+    make(FOUR_LINES)
+    edit = ("patch", "ifsvc", "chat", "-n", namespace, "--subresource=status", "--type=merge", "-p")
+    kubectl.ok(*edit, json.dumps({"status": status}))
+    assert kubectl.json("get", "ifsvc", "chat", "-n", namespace)["status"] == status
+    many = {"startUp": {**status["startUp"], "recent": status["startUp"]["recent"] * 9}}
+    assert "must have at most 16 items" in kubectl.run(*edit, json.dumps({"status": many})).stderr
 
 
 def test_an_autoscaler_cannot_read_the_scale_while_replicas_are_unset(kubectl, namespace, make):

@@ -14,6 +14,7 @@ TYPES = {
 }
 OTHER_VALUES = {
     "model.revision": "v2",
+    "model.prefetch": {"nodeSelector": {"accelerator": "h200"}},
     "engine.plugin": False,
     "engine.custom": {"port": 8080},
     "engine.extraArgs": ["--block-size=32"],
@@ -43,6 +44,7 @@ OTHER_VALUES = {
     "engine.tracing.samplingRatio": 0.5,
     "engine.logs.format": "json",
     "engine.logs.accessLog": True,
+    "scaling.sleep": {"after": "5m"},
 }
 
 
@@ -50,7 +52,7 @@ def spec(kind, path="", value=None, **parts):
     """A spec of this type, with a value at a path."""
     engine = dict(TYPES[kind].get("engine", {}))
     wanted = {"model": {"source": "hf://Qwen/Qwen3-8B"}, "engine": engine, **parts}
-    if path == "engine.quantization":
+    if path in ("engine.quantization", "scaling.sleep"):
         wanted["accelerator"] = {"count": 0}
     if path == "engine.kvCache.disk" and kind == "inflight":
         engine["kvCache"] = {"swap": "4Gi"}

@@ -137,6 +137,13 @@ def test_many_pods_are_counted_and_not_listed():
     assert said[-1] == "22 more pods are not ready"
 
 
+def test_nodes_without_the_model_are_waited_for_until_they_have_it():
+    said = {"reason": "PrefetchFailing", "message": "0 of 2 nodes have the model; on node-1: its disk is full"}
+    assert f"model.prefetch: {said['message']}" in waits(service(prefetch=said), [])
+    done = {"reason": "Prefetched", "message": "2 of 2 nodes have the model"}
+    assert waits(service(prefetch=done), []) == waits(service(), [])
+
+
 def test_the_text_has_every_section_and_no_markup_of_its_own():
     console = Console(width=80, record=True, file=io.StringIO())
     found = service(conditions=[condition("Ready", "False", "Unschedulable", "1 of 1 pod [waits] for nvidia.com/gpu")])

@@ -127,12 +127,13 @@ class FakeEngine:
     silent: bool = False
     foreign: bool = False
     digest: str = ""
+    asleep: int = 0
     loading: tuple = (None, None, None)
 
     def sample(self):
-        sample = replace(self.model.sample(), revision=self.revision, capacity=self.capacity, digest=self.digest)
+        own = {"revision": self.revision, "capacity": self.capacity, "digest": self.digest, "asleep": self.asleep}
         names = ("loading_read_bytes", "loading_total_bytes", "loading_seconds")
-        sample = replace(sample, **dict(zip(names, self.loading, strict=True)))
+        sample = replace(self.model.sample(), **own, **dict(zip(names, self.loading, strict=True)))
         return replace(sample, limits=None, capacity=None, revision=None) if self.foreign else sample
 
 
@@ -208,6 +209,7 @@ class FakeApi:
         self.refuse = {}
         self.rewrite = False
         self.statuses = []
+        self.nodes = []
 
     def _call(self, *call):
         self.calls.append(call)
@@ -218,9 +220,9 @@ class FakeApi:
     async def get(self, kind, namespace, name):
         self._call("get", kind, name)
 
-    async def list(self, kind, namespace=None, selector=None):
-        self._call("list", kind)
-        return []
+    async def list(self, selection):
+        self._call("list", selection.kind)
+        return self.nodes if selection.kind == "Node" else []
 
     async def apply(self, manifest, *, force=True):
         self._call("apply", manifest["kind"], copy.deepcopy(manifest))

@@ -1,5 +1,5 @@
 """Time from the start of `inflight-engine serve` to its first token, by phase, and from the end of a killed engine
-process to the next token of a stream: medians of several runs.
+process to the next token of a stream: medians of several runs. Then the wake from sleep, and what it frees.
 
     python -m tools.bench.startup [--runs N] [SERVE FLAGS]
 
@@ -150,6 +150,70 @@ def measure_restart(flags: Sequence[str]) -> Seconds:
     return Seconds(max(after - before for before, after in pairwise(times)), _children_cpu() - cpu_before)
 
 
+_FILLS, _FILL_TOKENS = 4, 1000
+"""Prompts that fill the KV cache before the engine sleeps, and tokens of each."""
+_WAKES = 11
+_ADMIN_TOKEN = "bench"
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Medians of several sleeps of one engine.
+
+    Attributes:
+        awake, asleep: seconds that a request of one token takes.
+        bytes_awake, bytes_asleep: resident memory of the engine process with a filled cache, and asleep.
+    """
+
+    awake: float
+    asleep: float
+    bytes_awake: int
+    bytes_asleep: int
+
+
+def measure_sleep(flags: Sequence[str], tries: int = _WAKES) -> Sleep:
+    """Measures an answer of one token of an engine that sleeps, beside the same one awake.
+
+    Raises:
+        RuntimeError: the server did not become ready.
+    """
+    flags = [*flags, "--spare-process", "off"]
+    token = {"INFLIGHT_ADMIN_TOKEN": _ADMIN_TOKEN}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        served_engine(Path(folder) / "engine.log", *flags, environment=token) as url,
+    ):
+        (api,) = _children(os.getpid())
+        engine = _children(api)[0]
+        for number in range(_FILLS):
+            _answer(url, [number, *range(1000, 1000 + _FILL_TOKENS)])
+        resident, awake, asleep = [_resident(engine)], [], []
+        for number in range(tries):
+            prompt = [100 + number, *range(2000, 2004)]
+            awake.append(_answer(url, prompt))
+            request = urllib.request.Request(
+                f"{url}/admin/sleep", method="POST", headers={"Authorization": f"Bearer {_ADMIN_TOKEN}"}
+            )
+            urllib.request.urlopen(request).close()
+            resident.append(_resident(engine))
+            asleep.append(_answer(url, prompt))
+    return Sleep(statistics.median(awake), statistics.median(asleep), resident[0], resident[1])
+
+
+def _answer(url: str, prompt: list[int]) -> float:
+    """Returns the seconds that an answer of one token takes."""
+    body = json.dumps({"model": MODEL.rpartition("/")[2], "prompt": prompt, "max_tokens": 1}).encode()
+    request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+    begin = time.perf_counter()
+    urllib.request.urlopen(request).close()
+    return time.perf_counter() - begin
+
+
+def _resident(pid: int) -> int:
+    """Returns the resident memory of a process, in bytes."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
 def _children(pid: int) -> list[int]:
     """Child processes of all threads, the oldest of each first."""
     return [
@@ -186,6 +250,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, seconds in medians.items():
         cpu = f"{seconds.cpu:6.2f} s of CPU" if seconds.cpu else ""
         print(f"{name:50} {seconds.wall:6.2f} s {cpu}".rstrip())
+    sleep = measure_sleep(flags)
+    print(f"{'one token, awake':50} {sleep.awake:6.3f} s")
+    print(f"{'wake from sleep to one token':50} {sleep.asleep:6.3f} s")
+    print(f"{'engine process, cache filled':50} {sleep.bytes_awake / 2**20:6.0f} MiB")
+    print(f"{'engine process, asleep':50} {sleep.bytes_asleep / 2**20:6.0f} MiB")
     return 0
 
 

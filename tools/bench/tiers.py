@@ -4,13 +4,16 @@ it, and with a disk behind that, in turns in one run; and the bytes/s of each pa
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
+import mmap
 import os
 import random
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -190,8 +193,9 @@ def run(traffic: Traffic, rounds: int, times: float, share: float, folder: str, 
         folder: on the disk.
 
     Returns:
-        A row for each engine, that of the bytes/s, and how many conversations had the same tokens with all engines: not
-        all where sums depend on what else is in a step, as in bfloat16, as loads change which requests share one.
+        A row for each engine, how many conversations had the same tokens with all engines (not all where sums depend on
+        what else is in a step, as in bfloat16, as loads change which requests share one), what the tiers cost prompts
+        that share nothing, in seconds and by the ratio of throughputs, and the bytes/s.
     """
     num_blocks = traffic.cache_blocks(times)
     config = {"block_size": BLOCK, "num_kv_blocks": num_blocks, "max_num_seqs": traffic.at_once} | fields
@@ -216,7 +220,26 @@ def run(traffic: Traffic, rounds: int, times: float, share: float, folder: str, 
         texts = [engines[name].converse(traffic, seed + 1) for name in names[turn:] + names[:turn]]
         num_equal += sum(one == other == third for one, other, third in zip(*texts, strict=True))
     equal = {"equal_conversations": num_equal, "of": rounds * traffic.conversations}
-    return [*(engine.measured.row(name) for name, engine in engines.items()), _paths(disk, Path(folder)), equal]
+    rows = [engine.measured.row(name) for name, engine in engines.items()]
+    return [*rows, equal, _without_reuse(device, disk, traffic, rounds), _paths(disk, Path(folder))]
+
+
+def _without_reuse(device: Conversing, disk: Conversing, traffic: Traffic, rounds: int) -> dict[str, Any]:
+    """Prompts that share nothing, in turns both ways round: what the tiers cost requests that do not use them."""
+    prompts = Traffic(traffic.conversations, 1, traffic.longest, traffic.at_once)
+    seconds: dict[str, list[float]] = {"device": [], "device, host memory and disk": []}
+    for seed in range(2 * rounds):
+        engines = list(zip(seconds, (device, disk), strict=True))
+        for name, engine in engines[:: -1 if seed % 2 else 1]:
+            engine.measured = Measured()
+            engine.converse(prompts, 10_000 + seed)
+            seconds[name].append(engine.measured.seconds)
+    ratios = [alone / tiers for alone, tiers in zip(*seconds.values(), strict=True)]
+    return {
+        "without_reuse": {name: round(sum(each), 2) for name, each in seconds.items()},
+        "throughput_with_tiers": round(float(np.median(ratios)), 3),
+        "in_turns": [round(ratio, 3) for ratio in ratios],
+    }
 
 
 def _paths(engine: Conversing, folder: Path) -> dict[str, Any]:
@@ -228,19 +251,18 @@ def _paths(engine: Conversing, folder: Path) -> dict[str, Any]:
     source, target = np.ones((count, size), np.uint8), np.zeros((count, size), np.uint8)
     store = DiskStore(folder, 2 * count * (size + 8192), size, os.urandom(32))
     names = [b"%016d" % number for number in range(count)]
-    plain = folder / "plain"
+    plain = os.open(folder / "plain", os.O_RDWR | os.O_CREAT)
+    with suppress(OSError):  # As the store: the file system may have no direct I/O.
+        fcntl.fcntl(plain, fcntl.F_SETFL, fcntl.fcntl(plain, fcntl.F_GETFL) | os.O_DIRECT)
+    piece = mmap.mmap(-1, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
 
     def write() -> None:
-        with plain.open("wb", buffering=0) as file:
-            for row in source:
-                file.write(row.data)
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        for at in range(count):
+            os.pwrite(plain, piece, at * len(piece))
 
     def read() -> None:
-        with plain.open("rb", buffering=0) as file:
-            for row in target:
-                file.readinto(row.data)
+        for at in range(count):
+            os.preadv(plain, [piece], at * len(piece))
 
     def copy_out() -> None:
         host_cache.copy_out(blocks, blocks)
@@ -258,6 +280,7 @@ def _paths(engine: Conversing, folder: Path) -> dict[str, Any]:
         "store_read": _seconds(lambda: [store.read(name, target[at].data) for at, name in enumerate(names)]),
     }
     store.close()
+    os.close(plain)
     rates = {name: round(len(blocks) * size / seconds / 1e9, 2) for name, seconds in copies.items()}
     rates |= {name: round(count * size / seconds / 1e9, 2) for name, seconds in measured.items()}
     return {"GB_per_s": rates}

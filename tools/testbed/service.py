@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inflight_base.manifest import Manifest
-from inflight_base.manifest.names import API_VERSION, KIND
+from inflight_base.manifest.names import API_VERSION, KIND, pod_labels, selector_string
 from inflight_base.manifest.pods import condition
 from tools.localcluster import kubectl
 from tools.testbed.pods import Pod, pods
@@ -49,8 +49,8 @@ class Service:
         return dict(manifest.get("status", {}))
 
     def pods(self) -> list[Pod]:
-        """Returns its pods that are not being deleted."""
-        return [pod for pod in pods(self.namespace, f"inflight.dev/service={self.name}") if not pod.leaving]
+        """Returns its engines' pods that are not being deleted."""
+        return [pod for pod in pods(self.namespace, selector_string(pod_labels(self.name))) if not pod.leaving]
 
     def runtime_config(self, pod: str) -> dict[str, Any]:
         """The configuration that a pod reports, through the API server's proxy."""

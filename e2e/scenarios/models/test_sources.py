@@ -91,6 +91,10 @@ def answers(service):
     return answer["usage"]["completion_tokens"] == 2
 
 
+def fetching(status):
+    return status.get("prefetch", {}).get("reason", "")
+
+
 def digest(status):
     return status.get("model", {}).get("digest", "")
 
@@ -105,6 +109,29 @@ def test_a_model_in_a_store_is_streamed_and_serves(streamed):
     status = streamed.wait("Ready, with a digest", lambda status: is_ready(status) and digest(status), seconds=180)
     assert digest(status).startswith("sha256:")
     assert answers(streamed)
+
+
+def test_all_nodes_have_the_model_of_an_image_before_an_engine_needs_it(namespace, image):
+    """No replica is ordered. The Jobs that fetch are gone at the end."""
+    model = {"source": f"oci://{image}", "path": "tiny", "prefetch": {"nodeSelector": {"kubernetes.io/os": "linux"}}}
+    early = apply("early", namespace, **ONE | {"scaling": {"mode": "External"}}, model=model, replicas=0)
+    status = early.wait("the model on all nodes", lambda status: fetching(status) == "Prefetched", seconds=120)
+    found = status["prefetch"]
+    assert found["done"] == found["total"] == len(found["places"]) > 0
+    assert found["bytes"] == found["totalBytes"] > 0
+    assert found["digest"].startswith("sha256:")
+    deadline = time.monotonic() + 60
+    while kubectl("-n", namespace, "get", "jobs", "-l", "inflight.dev/service=early", "-o", "name").strip():
+        assert time.monotonic() < deadline, "a Job is left"
+        time.sleep(1)
+
+
+def test_a_model_that_no_node_can_keep_is_not_fetched_and_the_status_says_why(namespace):
+    model = {"source": "s3://models/tiny", "prefetch": {"nodeSelector": {"kubernetes.io/os": "linux"}}}
+    nowhere = apply("nowhere", namespace, **ONE | {"scaling": {"mode": "External"}}, model=model, replicas=0)
+    status = nowhere.wait("a reason", fetching, seconds=60)
+    assert fetching(status) == "PrefetchNoCache"
+    assert "engine.modelCache" in status["prefetch"]["message"]
 
 
 def test_a_model_that_moves_is_not_served_before_somebody_asks_for_a_rollout(streamed):

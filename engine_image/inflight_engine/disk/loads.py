@@ -99,6 +99,14 @@ class DiskLoads:
         """Blocks are on their way between host memory and the disk."""
         return bool(self._waiting or self._unsent or self._reads) or self.thread.busy
 
+    @property
+    def wait_seconds(self) -> float:
+        """Predicted seconds until no request waits any more; 0: none does."""
+        if not self._waiting:
+            return 0.0
+        latest = max(each.until for each in self._waiting.values()) - self._clock()
+        return max(0.0, min(latest, self._seconds(0) + self.thread.stalled))
+
     def put(self, request: Request) -> bool:
         """Take a request whose blocks are hashed, if it should wait; False: it finds nothing on the disk, or is faster
         without it."""
@@ -118,11 +126,11 @@ class DiskLoads:
             else:
                 break
         num_loads = len(missing) + sum(len(self._reads[number].hashes) for number in numbers)
+        if not num_loads:
+            return False
         num_before = (num_cached + len(known)) * size
         computing = self._offload.seconds_to_compute(num_loads * size, num_before)
         patience = _UNKNOWN_PATIENCE if computing is None else max(_LEAST_PATIENCE, computing)
-        if not num_loads:
-            return False
         if self.thread.stalled > patience:
             self.num_stalled += 1
             return False

@@ -40,6 +40,19 @@ rules:
   - apiGroups: [apps]
     resources: [deployments]
     verbs: [get, list, watch, create, patch, delete]
+  # Jobs that fetch a model before engines need it (spec.model.prefetch), and the claim that they fill.
+  - apiGroups: [batch]
+    resources: [jobs]
+    verbs: [get, list, watch, create, patch, delete]
+  - apiGroups: [""]
+    resources: [persistentvolumeclaims]
+    verbs: [get]
+  {{- if eq .kind "ClusterRole" }}
+  # Nodes that spec.model.prefetch selects. A Role cannot give this.
+  - apiGroups: [""]
+    resources: [nodes]
+    verbs: [list]
+  {{- end }}
   - apiGroups: [policy]
     resources: [poddisruptionbudgets]
     verbs: [get, list, watch, create, patch, delete]

@@ -94,6 +94,14 @@ GATEWAY_STATE_PORT = 9003
 GATEWAY_LOCAL_PORT = 9004
 """Port of a gateway pod's state and picks on its loopback interface, where `kubectl port-forward` leads."""
 
+PREFETCH_LABELS = {"app.kubernetes.io/name": "inflight-prefetch"}
+"""Label of pods that fetch a model before engines need it: no selector of a service's pods matches them."""
+
+PREFETCH_PLACE = "inflight.dev/prefetch-place"
+PREFETCH_RUN = "inflight.dev/prefetch-run"
+PREFETCH_TEMPLATE = "inflight.dev/prefetch-template"
+"""Annotations of a Job that fetches a model: the node or claim, what it fetches, and the identity of its pod."""
+
 POOL_PORTS = range(20_000, 20_256)
 """Ports of the gateway's pods for InferencePools, below the ports that kernels give to outgoing connections."""
 
@@ -109,6 +117,7 @@ class ChildNames(NamedTuple):
 
     Attributes:
         front: prefix of the EndpointSlices by which the Service lists the gateway's pods.
+        prefetch: NetworkPolicy of the pods that fetch the model before engines need it.
     """
 
     main: str
@@ -117,6 +126,7 @@ class ChildNames(NamedTuple):
     engines: str
     picker: str
     front: str
+    prefetch: str
 
 
 def class_of(service: Mapping[str, Any]) -> str:
@@ -134,6 +144,7 @@ def child_names(name: str) -> ChildNames:
         engines=f"{name}-engines",
         picker=f"{name}-picker",
         front=f"{name}-gateway",
+        prefetch=f"{name}-prefetch",
     )
 
 

@@ -58,6 +58,7 @@ class Account:
         pending: prompt tokens that the engine still has to compute at `pending_at`, at `rate` a second.
         others: choices in the sample that this picker did not send there.
         gone: the engine is no longer an endpoint.
+        indexed: service whose index has prompts of this engine; None: it has none.
         growing: expected growth of each request in flight, by id, from the sample on; None: not computed since then.
         growth: growth of the KV cache's use by them; None: not computed since they changed.
         fleets: orders of replicas that this one is in.
@@ -73,6 +74,7 @@ class Account:
     rate: float = 0.0
     others: int = 0
     gone: bool = False
+    indexed: ServiceKey | None = None
     growing: dict[str, list[Growing]] | None = None
     growth: Growth | None = None
     fleets: tuple[Fleet, ...] = ()

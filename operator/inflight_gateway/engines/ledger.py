@@ -207,6 +207,7 @@ class Ledger:
             kv_tokens = account.sample.kv_cache_tokens if account.sample else 0
             blocks = max(1, kv_tokens // max(1, entry.block_tokens)) if kv_tokens else DEFAULT_BLOCKS
             index.add(entry.address, entry.prefix, blocks)
+            account.indexed = entry.service
             entry.awaited = True
 
     def told(self, request_id: str, blocks: PromptBlocks, now: float) -> None:
@@ -298,8 +299,19 @@ class Ledger:
         sample = self._sample(address)
         if sample is not None and sample is not account.sample:
             account.take(sample)
+            if sample.asleep:
+                self._fell_asleep(address, account)
             account.place(address, now)
         return account
+
+    def _fell_asleep(self, address: str, account: Account) -> None:
+        """Drops what the index has of an engine without a KV cache, unless a request was sent there since."""
+        if account.indexed is None or account.sent or account.since:
+            return
+        index = self._prefixes.get(account.indexed)
+        if index is not None:
+            index.forget(address)
+        account.indexed = None
 
 
 def _cached(blocks: int, request: RequestView | Sent) -> int:

@@ -20,6 +20,7 @@ _NAMES = (
     reader.MAX_NUM_SEQS,
     reader.MAX_NUM_BATCHED_TOKENS,
     _DRAINING,
+    reader.ASLEEP,
     reader.STEP_COST,
     reader.STEP_COST_CURVE,
     reader.TIER_SPEED,
@@ -65,6 +66,7 @@ def read_page(body: bytes, at: float, max_num_seqs: int = DEFAULT_LIMITS.max_num
             int(most(reader.MAX_NUM_BATCHED_TOKENS)) or DEFAULT_LIMITS.max_num_batched_tokens,
         ),
         draining=most(_DRAINING) > 0,
+        asleep=most(reader.ASLEEP) > 0,
         cost=page.cost(),
         disk_slowness=page.disk_slowness(),
     )

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from inflight_base.kube.kinds import object_path
-from inflight_base.manifest.names import KIND, SERVICE_LABEL
+from inflight_base.manifest.names import KIND, pod_labels, selector_string
 from inflight_kubectl.access.pods import Pod
 from inflight_kubectl.access.resources import Service
 from inflight_kubectl.output import Problem
@@ -101,14 +101,13 @@ class Cluster:
         raise Problem(f'no InferenceService "{name}" in namespace "{self.namespace}"', _other_names(name, names))
 
     def pods(self, service: Service) -> list[Pod]:
-        """The pods of a service, by name.
+        """The pods of a service's engines, by name.
 
         Raises:
             Problem: forbidden, or no answer.
         """
-        items = self.list(object_path("Pod", service.namespace), labelSelector=f"{SERVICE_LABEL}={service.name}")[
-            "items"
-        ]
+        labels = selector_string(pod_labels(service.name))
+        items = self.list(object_path("Pod", service.namespace), labelSelector=labels)["items"]
         return sorted((Pod.of(item) for item in items), key=lambda pod: pod.name)
 
     def get(self, path: str) -> Json | None:

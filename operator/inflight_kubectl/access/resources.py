@@ -17,9 +17,11 @@ from inflight_base.manifest.units import parse_duration
 from inflight_kubectl.access.pods import moment
 from inflight_settings.limits import Limits
 
-State = Literal["Ready", "Degraded", "Updating", "Starting", "Stopped", "Idle", "Waking", "Failing", "Unknown"]
+State = Literal[
+    "Ready", "Degraded", "Updating", "Starting", "Stopped", "Asleep", "Idle", "Waking", "Failing", "Unknown"
+]
 """State of a service. Idle: at zero, and the next request starts a replica. Waking: requests wait at the gateway for
-the first replica."""
+the first replica. Asleep: all replicas are ready without a KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +193,11 @@ class Service:
         if ready.status == "True":
             if ready.reason in ("Idle", "Waking"):
                 return "Idle" if ready.reason == "Idle" else "Waking"
-            if stuck or ready.reason != "Serving":
+            if stuck or ready.reason not in ("Serving", "Asleep"):
                 return "Degraded"
-            moving = progressing is not None and progressing.status == "True"
-            return "Updating" if moving and progressing is not None and progressing.reason == "RollingOut" else "Ready"
+            if progressing is not None and (progressing.status, progressing.reason) == ("True", "RollingOut"):
+                return "Updating"
+            return "Asleep" if ready.reason == "Asleep" else "Ready"
         if ready.reason == "ScaledToZero":
             return "Stopped"
         on_the_way = ready.reason in ("Starting", "Scheduling", "Loading", "NotRouted")

@@ -47,6 +47,8 @@ OPERATING: tuple[Access, ...] = (
     ("patch", "", "secrets"),
     ("create", "apps", "deployments"),
     ("patch", "apps", "deployments"),
+    ("create", "batch", "jobs"),
+    ("patch", "batch", "jobs"),
     ("patch", "policy", "poddisruptionbudgets"),
     ("patch", "networking.k8s.io", "networkpolicies"),
     ("list", "discovery.k8s.io", "endpointslices"),

@@ -48,7 +48,7 @@ SORTS: tuple[str, ...] = ("name", "state", "queue", "kv", "ttft", "tpot", "last"
 _URGENCY = {
     state: place
     for place, state in enumerate(
-        ("Failing", "Degraded", "Starting", "Waking", "Updating", "Unknown", "Stopped", "Idle", "Ready")
+        ("Failing", "Degraded", "Starting", "Waking", "Updating", "Unknown", "Stopped", "Idle", "Asleep", "Ready")
     )
 }
 _STATE_TONES: dict[str, Tone] = {
@@ -59,6 +59,7 @@ _STATE_TONES: dict[str, Tone] = {
     "Failing": "bad",
     "Stopped": "dim",
     "Idle": "dim",
+    "Asleep": "dim",
     "Waking": "warn",
     "Unknown": "dim",
 }

@@ -136,5 +136,5 @@ def _good(condition: Condition) -> bool | None:
     ):
         return None
     if condition.type == "Ready" and condition.status == "True":
-        return condition.reason in ("Serving", "Idle", "Waking")
+        return condition.reason in ("Serving", "Asleep", "Idle", "Waking")
     return condition.status == "True"

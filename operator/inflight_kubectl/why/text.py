@@ -14,7 +14,10 @@ from inflight_kubectl.output import age, latency
 from inflight_kubectl.why.report import Report, Statement
 
 _SIGNS = {True: ("✓", "green"), False: ("✗", "bold red"), None: ("·", "dim")}
-_STATE_STYLES = {"Ready": "bold green", "Updating": "bold green", "Idle": "bold green", "Failing": "bold red"}
+_STATE_STYLES = {
+    **dict.fromkeys(("Ready", "Updating", "Idle", "Asleep"), "bold green"),
+    "Failing": "bold red",
+}
 
 _TIERS = {"host": "Host memory", "disk": "Disk"}
 _REFUSALS = {

@@ -1,4 +1,5 @@
-"""Causes that a service waits for: its operator, its pods, and the reason why each of them is not ready."""
+"""Causes that a service waits for: its operator, its pods, the reason why each of them is not ready, and nodes that do
+not have the model yet."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ _START_UP_PROBE = "startup probe failed"
 def waits(service: Service, pods: Sequence[Pod], events: Sequence[Event], now: datetime) -> tuple[str, ...]:
     """Returns a sentence for each cause; none if all replicas are ready."""
     found = [*_operator(service), *_held(service), *_missing(service, pods)]
+    found += _prefetch(service)
     pending = [pod for pod in pods if not pod.ready and not pod.deleting]
     limit = (service.spec.get("rollout") or {}).get("startupTimeout", "30m")
     for pod in pending[:MAX_PODS]:
@@ -46,6 +48,12 @@ def _operator(service: Service) -> list[str]:
 def _held(service: Service) -> list[str]:
     """Returns a sentence on the queue while no replica can start all of it."""
     return [service.queue.text] if service.queue is not None and service.queue.at_gateway else []
+
+
+def _prefetch(service: Service) -> list[str]:
+    """Returns a sentence on nodes that are to have the model before engines need it, and do not have it yet."""
+    found = service.status.get("prefetch") or {}
+    return [] if found.get("reason", "Prefetched") == "Prefetched" else [f"model.prefetch: {found.get('message', '')}"]
 
 
 def _missing(service: Service, pods: Sequence[Pod]) -> list[str]:

@@ -9,7 +9,8 @@ from pydantic import AfterValidator, Field
 from inflight_base.manifest.units import parse_duration
 from inflight_operator.api.base import rule, validations
 
-_DURATION_PATTERN = "^([0-9]+(\\\\.[0-9]+)?(ms|s|m|h))+$"
+DURATION_PATTERN = "^([0-9]+(\\\\.[0-9]+)?(ms|s|m|h))+$"
+"""Durations, as CEL has them: in its string literals."""
 
 
 def _readable(text: str) -> str:
@@ -21,14 +22,15 @@ Duration = Annotated[str, AfterValidator(_readable)]
 """A duration as text, such as `1m30s`."""
 
 
-def duration_field(field: str, description: str, default: str | None, bounds: tuple[str, str] | None = None) -> Any:
+def duration_field(field: str, description: str, default: Any, bounds: tuple[str, str] | None = None) -> Any:
     """Declares a field that holds a duration: a positive one, unless the minimum is `0s`.
 
     Args:
         field: name of the field in the error message.
+        default: text, None, or `...` for a field that must be given.
         bounds: minimum and maximum, if the consumer has such bounds.
     """
-    is_duration = f"self.matches('{_DURATION_PATTERN}')"
+    is_duration = f"self.matches('{DURATION_PATTERN}')"
     may_be_zero = bounds is not None and bounds[0] == "0s"
     rules = [
         rule(is_duration, f"{field} must be a duration, such as 0ms, 500ms or 2s")

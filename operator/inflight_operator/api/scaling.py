@@ -94,6 +94,19 @@ class Behavior(SpecModel):
     scale_down: ScaleDownRules = Field(default_factory=ScaleDownRules, description="Rules for removing replicas.")
 
 
+class Sleep(SpecModel):
+    """Sleep of replicas without requests. On CPUs and for engine.type inflight only."""
+
+    after: Duration = duration_field(
+        "scaling.sleep.after",
+        "Time without requests after which a replica gives back the memory of its KV cache, and of engine.kvCache.swap."
+        " It keeps the weights, its pod and what that requests, stays Ready, and wakes with its next request. A change"
+        " rolls out new pods.",
+        ...,
+        ("1s", "168h"),
+    )
+
+
 class Scaling(SpecModel):
     """Number of replicas."""
 
@@ -118,6 +131,9 @@ class Scaling(SpecModel):
         "Time without any request after which a service with minReplicas 0 scales to zero.",
         defaults.IDLE_TIMEOUT,
         ("10s", "168h"),
+    )
+    sleep: Sleep | None = Field(
+        default=None, description="Sleep of replicas without requests. Default: replicas never sleep."
     )
     targets: Targets = Field(default_factory=Targets, description="Load that one replica should carry.")
     behavior: Behavior = Field(default_factory=Behavior, description="Rate at which the number of replicas changes.")

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from inflight_base.manifest import defaults
 from inflight_base.manifest.names import CLASS_PATTERN, DEFAULT_CLASS
 from inflight_operator.api.base import SpecModel, Timestamp, rule, validation, validations
-from inflight_operator.api.duration import Duration, duration_field
+from inflight_operator.api.duration import DURATION_PATTERN, Duration, duration_field
 from inflight_operator.api.engine.fields import OWN_FLAGS, Accelerator, Engine, Model
 from inflight_operator.api.engine.rules import engine_rules
 from inflight_operator.api.gateway import Gateway
@@ -195,6 +195,21 @@ class InferenceServiceSpec(SpecModel):
                 fieldPath=".scaling.minReplicas",
             ),
             rule(
+                "!has(self.scaling.sleep) || self.accelerator.count == 0",
+                "scaling.sleep is for engines on CPUs: with accelerator.count above 0, scaling.minReplicas 0 frees"
+                " accelerators",
+                fieldPath=".scaling.sleep",
+            ),
+            rule(
+                "!has(self.scaling.sleep) || self.scaling.mode != 'Operator' || self.scaling.minReplicas > 0"
+                f" || !self.scaling.sleep.after.matches('{DURATION_PATTERN}')"
+                f" || !self.scaling.idleTimeout.matches('{DURATION_PATTERN}')"
+                " || duration(self.scaling.sleep.after) < duration(self.scaling.idleTimeout)",
+                "scaling.sleep.after must be below scaling.idleTimeout, after which a service with minReplicas 0 has no"
+                " replica that could sleep",
+                fieldPath=".scaling.sleep",
+            ),
+            rule(
                 "self.gateway.enabled || !has(self.gateway.auth)",
                 "gateway.auth needs gateway.enabled true: without the gateway, API keys are not checked",
                 fieldPath=".gateway.auth",
@@ -280,7 +295,7 @@ class InferenceServiceSpec(SpecModel):
             *_tuning_rules("maxNumBatchedTokens"),
             *ROLLOUT_RULES,
             NETWORK_RULE,
-            *engine_rules({"model": Model, "engine": Engine}, OWN_FLAGS),
+            *engine_rules({"model": Model, "engine": Engine, "scaling": Scaling}, OWN_FLAGS),
         )
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -10,6 +10,9 @@ from inflight_operator.api.base import StatusModel, Timestamp
 from inflight_settings.limits import Limits
 
 MAX_DECISIONS = 10
+
+MAX_PLACES = 500
+"""Most nodes that the model of one service is fetched to before engines need it."""
 MAX_LOADING = 8
 
 
@@ -134,6 +137,9 @@ class ObservedStatus(StatusModel):
     """Last reports of the ready engines, combined."""
 
     running: int = Field(description="Running requests of all engines.")
+    asleep: int | None = Field(
+        default=None, description="Engines that are asleep, by scaling.sleep. Absent while none is."
+    )
     kv_utilization: float | None = Field(
         default=None,
         description="Share of the KV cache in use, 0 to 1, as the mean of the engines that report it.",
@@ -262,6 +268,31 @@ class StartUpStatus(StatusModel):
     )
 
 
+class PrefetchStatus(StatusModel):
+    """Fetching the model before engines need it."""
+
+    done: int = Field(description="Number of nodes that have the model; of a claim that all nodes share, 1.")
+    total: int = Field(description="Number of nodes that are to have it.")
+    bytes: int = Field(description="Bytes of weights on these nodes.")
+    total_bytes: int | None = Field(
+        default=None, description="Bytes when all have them. Absent before the first one has."
+    )
+    reason: str = Field(
+        max_length=64, description="State in one CamelCase word: Prefetching, Prefetched, or a problem."
+    )
+    message: str = Field(max_length=1024, description="The same in a sentence that a person can act on.")
+    run: str = Field(max_length=64, description="Identity of what is fetched: another spec or version begins anew.")
+    digest: str | None = Field(default=None, max_length=81, description="Version of the model that was fetched.")
+    served: str | None = Field(
+        default=None, max_length=81, description="Version of the newest rollout that the run is for."
+    )
+    places: list[Annotated[str, Field(max_length=253)]] = Field(
+        default_factory=list,
+        max_length=MAX_PLACES,
+        description="Names of the nodes that have the model, or of the claim.",
+    )
+
+
 class LoadingStatus(StatusModel):
     """Progress of an engine that reads its model for long."""
 
@@ -329,6 +360,9 @@ class InferenceServiceStatus(StatusModel):
     model: ModelStatus | None = Field(
         default=None, description="Version of the model. Absent until a pod has reported one."
     )
+    prefetch: PrefetchStatus | None = Field(
+        default=None, description="Fetching the model before engines need it. Only with model.prefetch."
+    )
     limits: LimitsStatus | None = Field(
         default=None, description="Limits that engines run with now. Absent with engine.type custom."
     )
@@ -344,7 +378,7 @@ class InferenceServiceStatus(StatusModel):
         description="Demand against capacity. Absent until engines have measured the costs of their steps.",
     )
     start_up: StartUpStatus | None = Field(
-        default=None, description="Lead time of a new replica. Absent before a replica was ordered."
+        default=None, description="Lead time of a new replica. Absent before any start is known."
     )
     loading: list[LoadingStatus] | None = Field(
         default=None,

@@ -22,6 +22,7 @@ from inflight_base.manifest.names import (
     DEFAULT_CLASS,
     FIELD_MANAGER,
     KIND,
+    PREFETCH_LABELS,
     SERVICE_LABEL,
     SLICE_MANAGER,
     SLICE_MANAGER_LABEL,
@@ -40,8 +41,8 @@ TEMPLATE_HASH_LABEL = "pod-template-hash"
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A cached object: `value` is a PodView for a pod, a `_ReadyPods` for an EndpointSlice of Kubernetes, else the
-    manifest."""
+    """A cached object: `value` is a PodView or a `_Fetcher` for a pod, a `_ReadyPods` for an EndpointSlice of
+    Kubernetes, else the manifest."""
 
     uid: str
     version: int | None
@@ -54,6 +55,13 @@ class _ReadyPods(NamedTuple):
 
     service: str
     uids: frozenset[str]
+
+
+class _Fetcher(NamedTuple):
+    """A pod that fetches a model before engines need it. Attributes: job: name of its Job."""
+
+    job: str
+    pod: PodView
 
 
 class ClusterCache:
@@ -92,7 +100,13 @@ class ClusterCache:
 
     def pods(self, key: ServiceKey) -> list[PodView]:
         """Pods of the service's Deployment by name, terminating ones included."""
-        return sorted((one.value for one in self._of(key, POD)), key=lambda pod: pod.name)
+        found = (one.value for one in self._of(key, POD))
+        return sorted((pod for pod in found if isinstance(pod, PodView)), key=lambda pod: pod.name)
+
+    def fetchers(self, key: ServiceKey) -> dict[str, PodView]:
+        """The newest pod of each Job that fetches the service's model, by the name of the Job."""
+        found = [one.value for one in self._of(key, POD) if isinstance(one.value, _Fetcher)]
+        return {one.job: one.pod for one in sorted(found, key=lambda one: (one.pod.created, one.pod.name))}
 
     def endpoints(self, key: ServiceKey, of: str = "") -> frozenset[str]:
         """Uids of the pods that EndpointSlices of the service's Services list as ready, or of the Service called
@@ -192,7 +206,7 @@ def _owner(kind: str, body: Mapping[str, Any]) -> ServiceKey | None:
     service = labels.get(SERVICE_LABEL)
     if not service:
         return None
-    if kind == POD and not _is_replica(body, service):
+    if kind == POD and not _is_replica(body, service) and not _job_of(body):
         return None
     if kind == ENDPOINTS:
         names = child_names(service)
@@ -212,10 +226,20 @@ def _is_replica(pod: Mapping[str, Any], service: str) -> bool:
     )
 
 
+def _job_of(pod: Mapping[str, Any]) -> str:
+    """Returns the Job of a pod that fetches a model; empty for other pods."""
+    metadata = pod["metadata"]
+    if not PREFETCH_LABELS.items() <= metadata["labels"].items():
+        return ""
+    owners = (one for one in metadata.get("ownerReferences") or () if one.get("controller"))
+    return next((str(one.get("name")) for one in owners if one.get("kind") == "Job"), "")
+
+
 def _value(kind: str, body: Mapping[str, Any]) -> Any:
     """Returns the parts of an object that are read; only these are cached."""
     if kind == POD:
-        return pod_view(body)
+        job = _job_of(body)
+        return _Fetcher(job, pod_view(body)) if job else pod_view(body)
     if kind == ENDPOINTS and body["metadata"]["labels"].get(SLICE_MANAGER_LABEL) != SLICE_MANAGER:
         return _ready_pods(body)
     # Whether a child must be applied is read from what the operator applied last; see inflight_base.kube.difference.

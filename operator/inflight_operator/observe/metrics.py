@@ -118,6 +118,7 @@ class Sample(Counters):
         cost_error: median relative error of `cost`.
         cost_steps: steps that `cost` was fitted to.
         weights_seconds: seconds that the engine took to read the model at its start.
+        asleep: engines that have given back the memory of their KV cache, until their next request.
         loading_read_bytes, loading_total_bytes: bytes of the model that a loading engine has read, and all of them.
         loading_seconds: seconds since it began to read them.
         digest: version of the engine's model; empty if not reported.
@@ -142,6 +143,7 @@ class Sample(Counters):
     cost_error: Annotated[float | None, Page.largest, "inflight_step_cost_error_ratio"] = None
     cost_steps: Annotated[float, Page.total, "inflight_step_cost_steps"] = 0.0
     weights_seconds: Annotated[float | None, Page.positive, reader.WEIGHTS_SECONDS] = None
+    asleep: Annotated[int, Page.count, reader.ASLEEP] = 0
     loading_read_bytes: Annotated[float | None, Page.largest, "inflight_loading_read_bytes"] = None
     loading_total_bytes: Annotated[float | None, Page.positive, "inflight_loading_total_bytes"] = None
     loading_seconds: Annotated[float | None, Page.positive, "inflight_loading_seconds"] = None

@@ -11,11 +11,20 @@ from inflight_base.manifest.sharing import shared
 from inflight_operator.api.status import Decision as RecordedDecision
 from inflight_operator.decide.decision import Decision, Number, Reason
 from inflight_operator.decide.draining import deletion_costs
+from inflight_operator.decide.prefetch import Prefetching
 from inflight_operator.decide.replicas.autopilot import DemandMemory
 from inflight_operator.decide.replicas.foreign_fit import ForeignFit
 from inflight_operator.decide.replicas.scaling import ScalingDecision
 from inflight_operator.decide.rollouts import releases
-from inflight_operator.decide.status.conditions import Finding, Metrics, Status, find_conditions, held, uncached
+from inflight_operator.decide.status.conditions import (
+    Finding,
+    Metrics,
+    Status,
+    find_conditions,
+    held,
+    resting,
+    uncached,
+)
 from inflight_operator.decide.status.gateway_conditions import GatewayFacts, pool_condition, with_gateway
 from inflight_operator.decide.status.pods import Pods, classify
 from inflight_operator.decide.status.sentences import sentence
@@ -34,6 +43,7 @@ from inflight_operator.reconcile.limits import (
 )
 from inflight_operator.reconcile.memory import Memory, Rendered, engine_of
 from inflight_operator.reconcile.plan import Plan
+from inflight_operator.reconcile.prefetch import prefetching
 from inflight_operator.reconcile.replicas import Scaled, scale
 from inflight_operator.reconcile.snapshot import Snapshot, deployment_view
 from inflight_operator.reconcile.upgrades import Template, decide_template
@@ -75,7 +85,9 @@ def decide(snapshot: Snapshot, memory: Memory) -> Plan:
     step, memory = front(snapshot, tuned.memory)
     rollout = deployment_view(snapshot.deployment, memory.replicas)
     release = releases(snapshot.policy.release_after, rollout, snapshot.pods, snapshot.at.timestamp())
-    memory, rendered = _children(snapshot, memory, step, release=release)
+    fetching = prefetching(snapshot, memory)
+    memory = replace(memory, prefetch=None if fetching is None else fetching.progress)
+    memory, rendered = _children(snapshot, memory, step, fetching, release=release)
     template = decide_template(snapshot, memory, rendered.children, rollout, ready=len(pods.ready))
     moving = (memory.moving or len(pods.ready)) if template.state in ("Moving", "Stuck") else None
     memory = replace(memory, moving=moving, waking=memory.waking and not _routed(snapshot, memory))
@@ -101,6 +113,7 @@ def decide(snapshot: Snapshot, memory: Memory) -> Plan:
         decisions=_decisions(snapshot, memory, scaling, (*by_hand.changes, *tuned.changes)),
         modelled=best_limits(snapshot, memory),
         upgrade=template.state,
+        prefetch=fetching,
     )
 
 
@@ -159,13 +172,15 @@ def _is_held(child: Manifest, snapshot: Snapshot, template: Template, step: Fron
     """Returns True for a child whose live object stays as it is."""
     if child["kind"] == "Deployment":
         return template.hold
-    if child["kind"] == "NetworkPolicy":  # without what cannot be read, it could let more clients in
+    of_all = child["metadata"]["name"] == child["metadata"]["labels"][SERVICE_LABEL]
+    if child["kind"] == "NetworkPolicy" and of_all:  # without what cannot be read, it could let more clients in
         return any(note.startswith(_CLIENTS) for note in snapshot.unread)
-    front = child["kind"] == "Service" and child["metadata"]["name"] == child["metadata"]["labels"][SERVICE_LABEL]
-    return front and step.hold
+    return child["kind"] == "Service" and of_all and step.hold
 
 
-def _children(snapshot: Snapshot, memory: Memory, step: Front, *, release: bool) -> tuple[Memory, Rendered]:
+def _children(
+    snapshot: Snapshot, memory: Memory, step: Front, fetching: Prefetching | None, *, release: bool
+) -> tuple[Memory, Rendered]:
     pods = snapshot.gateway_pods or () if snapshot.policy.inference_pool else ()
     plan = ChildPlan(
         memory.replicas,
@@ -178,6 +193,8 @@ def _children(snapshot: Snapshot, memory: Memory, step: Front, *, release: bool)
         step.leaving,
         release,
         memory.digests,
+        "" if fetching is None else fetching.progress.run,
+        () if fetching is None else fetching.places,
     )
     known = memory.rendered
     if known is not None and known.made_of(snapshot.service, snapshot.settings, plan):
@@ -239,6 +256,7 @@ def _findings(
     )
     problems = [sample.cache_problem for sample in snapshot.fresh.values() if sample.cache_problem]
     findings = uncached(findings, problems, len(pods.ready))
+    findings = resting(findings, snapshot.asleep, len(pods.ready))
     if snapshot.service.spec.gateway.enabled:
         findings = with_gateway(findings, _gateway_facts(snapshot, memory, scaled))
     if snapshot.service.spec.gateway.inference_pool.enabled:

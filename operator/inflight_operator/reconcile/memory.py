@@ -8,9 +8,10 @@ from datetime import datetime
 
 from inflight_base.manifest import Manifest
 from inflight_operator.api.spec import InferenceServiceSpec
-from inflight_operator.api.status import BracketStatus, CorrectionStatus, FenceStatus, StartStatus
+from inflight_operator.api.status import BracketStatus, CorrectionStatus, FenceStatus, PrefetchStatus, StartStatus
 from inflight_operator.api.types import InferenceService, ObjectMeta
 from inflight_operator.decide.decision import Reason
+from inflight_operator.decide.prefetch import Progress
 from inflight_operator.decide.replicas.autopilot import DemandMemory
 from inflight_operator.decide.replicas.behavior import ScalingHistory
 from inflight_operator.decide.replicas.demand import DemandHistory
@@ -74,6 +75,7 @@ class Memory:
             without a rollout.
         left_at: since when the gateway serves the service although it left the gateway, on the steady clock.
         digests: version of the model by rollout, as its first ready pod reported it, the newest at the end.
+        prefetch: progress of fetching the model before engines need it; None for a service that does not ask for it.
         rendered: the children.
     """
 
@@ -95,6 +97,7 @@ class Memory:
     moving: int | None = None
     left_at: float | None = None
     digests: tuple[tuple[str, str], ...] = ()
+    prefetch: Progress | None = None
     rendered: Rendered | None = None
 
     @property
@@ -143,7 +146,15 @@ def first_memory(
         waking="Waking" in held,
         digests=tuple((one.rollout, one.digest) for one in status.model.rollouts) if status.model is not None else (),
         moving=1 if status.engine is not None and status.engine.upgrade in ("Moving", "Stuck") else None,
+        prefetch=_prefetch(status.prefetch),
     )
+
+
+def _prefetch(known: PrefetchStatus | None) -> Progress | None:
+    if known is None:
+        return None
+    num_bytes = known.bytes // known.done if known.done else 0
+    return Progress(known.run, known.served or "", known.digest or "", num_bytes, tuple(known.places))
 
 
 def _startups(service: InferenceService, engine: str) -> StartUps:

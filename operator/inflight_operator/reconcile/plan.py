@@ -8,6 +8,7 @@ from typing import Literal
 
 from inflight_base.manifest import Manifest
 from inflight_operator.decide.decision import Decision
+from inflight_operator.decide.prefetch import Prefetching
 from inflight_operator.decide.replicas.autopilot import Sizing
 from inflight_operator.decide.replicas.start_up import LeadTime
 from inflight_operator.decide.status.conditions import Finding
@@ -43,6 +44,7 @@ class Plan:
     decisions: decisions of this round.
     findings: all conditions.
     upgrade: state of the upgrade to a newer engine release; None without one.
+    prefetch: Jobs that fetch the model before engines need it, and how far they are; None without any.
     memory: input of the next round.
     measured: measurements over the window, for the status.
     blocked: replicas that will not become ready without intervention.
@@ -69,6 +71,7 @@ class Plan:
     deletion_costs: Mapping[str, int] = field(default_factory=dict)
     decisions: tuple[Decision, ...] = ()
     upgrade: UpgradeState | None = None
+    prefetch: Prefetching | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from inflight_operator.api.scaling import ScaleDownRules, ScaleUpRules
 from inflight_operator.api.spec import SLO, InferenceServiceSpec, Tuning
 from inflight_operator.api.types import InferenceService
 from inflight_operator.decide.override import Override
+from inflight_operator.decide.prefetch import Wanted
 from inflight_operator.decide.replicas.behavior import Behavior, ScalingPolicy, ScalingRules
 from inflight_operator.decide.replicas.scaling import ScalingBounds, ScalingTargets
 from inflight_operator.decide.status.pod_problems import ServiceFacts
@@ -25,6 +26,7 @@ from inflight_operator.render.engines.inflight import model_cache
 from inflight_operator.render.inference_pool import has_inference_pool
 from inflight_operator.render.plan import Settings
 from inflight_operator.render.pod import pod_template
+from inflight_operator.render.prefetch import is_cached, prefetch_template
 from inflight_operator.render.service import behind_gateway
 from inflight_settings.limits import Limits, LimitsBounds
 
@@ -57,6 +59,7 @@ class Policy:
             first; None if it never does.
         engine: identity of the measured engine: a change invalidates earlier measurements.
         template_inputs: identity of the parts of the spec, as asked for, that the pod template depends on.
+        prefetch: what to fetch before engines need it; None: nothing.
         plugin_missing: vLLM runs without the plugin only because the operator knows no image that has it.
     """
 
@@ -84,6 +87,7 @@ class Policy:
     engine: str
     template_inputs: str
     plugin_missing: bool
+    prefetch: Wanted | None = None
 
 
 def servable(service: InferenceService, settings: Settings) -> InferenceService:
@@ -138,7 +142,18 @@ def policy_of(asked: InferenceService, settings: Settings) -> Policy:
         engine=digest(_engine(spec)),
         template_inputs=template_inputs(asked.spec),
         plugin_missing=service is not asked,
+        prefetch=_prefetch(service, settings),
     )
+
+
+def _prefetch(service: InferenceService, settings: Settings) -> Wanted | None:
+    model = service.spec.model
+    if model.prefetch is None or service.spec.engine.type != INFLIGHT:
+        return None
+    source = model.model_dump(mode="json", include={"source", "revision", "path", "endpoint"})
+    cache, template = model_cache(service, settings), digest(prefetch_template(service, settings))
+    folder = [] if cache is None else [cache.claim, cache.host_path]
+    return Wanted(digest([source, folder]), template, is_cached(service, settings))
 
 
 def _mode(spec: InferenceServiceSpec, facts: EngineType) -> TuningMode:

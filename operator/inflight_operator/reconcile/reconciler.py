@@ -36,8 +36,10 @@ from inflight_operator.observe.attainment import Attainment
 from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.observe.front_view import front_view
 from inflight_operator.observe.live_gateway import LiveGateway
+from inflight_operator.observe.place_finder import PlaceFinder, Where
 from inflight_operator.observe.pods import PodView
 from inflight_operator.observe.pool_view import pool_parents
+from inflight_operator.observe.prefetch_view import Fetch, Places, fetches_of
 from inflight_operator.observe.scrape import ScrapePool, Target
 from inflight_operator.observe.window import Window
 from inflight_operator.reconcile.decide import decide
@@ -50,6 +52,7 @@ from inflight_operator.reconcile.reporter import Reporter, ReporterState, servic
 from inflight_operator.reconcile.snapshot import Snapshot, engine_image, fresh_samples
 from inflight_operator.reconcile.upgrades import UpgradePace
 from inflight_operator.render.plan import Settings
+from inflight_operator.render.prefetch import shared_claim
 from inflight_operator.telemetry.metrics import OperatorMetrics
 
 logger = logging.getLogger(__name__)
@@ -157,6 +160,7 @@ class Reconciler:
         self._stretch = stretch
         self._executor = Executor(api, cache, pusher, clock)
         self._reporter = Reporter(api, cache, clock)
+        self._places = PlaceFinder(api, clock)
         self._known: dict[ServiceKey, _ServiceState] = {}
         self._unreadable: dict[ServiceKey, ReporterState] = {}
         self._startups = FleetStartUps()
@@ -188,7 +192,7 @@ class Reconciler:
             known = self._read(key, body)
         except ValidationError as error:
             return await self._report_unreadable(key, ServiceRecord.from_dict(body), spec_problem(error))
-        snapshot = self._snapshot(key, known)
+        snapshot = self._snapshot(key, known, await self._find_places(key, known.reading))
         plan = decide(snapshot, known.memory)
         if self._recorder is not None:
             self._recorder.decided(key, snapshot, known.memory, plan)
@@ -228,7 +232,22 @@ class Reconciler:
         known = self._known[key] = _ServiceState(reading, memory, reporter=ReporterState(at=now))
         return known
 
-    def _snapshot(self, key: ServiceKey, known: _ServiceState) -> Snapshot:
+    async def _find_places(self, key: ServiceKey, reading: _Reading) -> Places | None:
+        """Returns where the model is fetched to before engines need it; None for a service that does not ask for it."""
+        spec = reading.service.spec
+        if reading.policy.prefetch is None or spec.model.prefetch is None:
+            return None
+        if not reading.policy.prefetch.cached:
+            return Places()
+        tolerations = [one.model_dump(by_alias=True, exclude_none=True) for one in spec.template.tolerations]
+        claim = shared_claim(reading.service, reading.settings)
+        return await self._places.find(key, Where(spec.model.prefetch.node_selector, tolerations, claim))
+
+    def _fetches(self, key: ServiceKey, uid: str) -> tuple[Fetch, ...]:
+        jobs = (one for one in self._cache.children(key) if one["kind"] == "Job" and owner_uid(one) == uid)
+        return fetches_of(jobs, self._cache.fetchers(key))
+
+    def _snapshot(self, key: ServiceKey, known: _ServiceState, places: Places | None) -> Snapshot:
         reading, now, at = known.reading, self._clock.steady(), self._clock.calendar()
         pods = tuple(self._cache.pods(key))
         slow = tuple(one for one in pods if one.engine.name == INFLIGHT and starts_for_long(one, at.timestamp()))
@@ -273,6 +292,8 @@ class Reconciler:
             else self._startups.elsewhere(key, reading.policy.engine),
             loading=loading,
             pool_parents=pool_parents(self._cache.child(key, "InferencePool", child_names(key.name).main)),
+            places=places,
+            fetches=() if places is None else self._fetches(key, uid),
         )
 
     def _deployment(self, key: ServiceKey, uid: str) -> Manifest | None:
@@ -299,6 +320,7 @@ class Reconciler:
         self._pool.forget(key)
         self._pusher.keep(key, ())
         self._pace.forget(key)
+        self._places.forget(key)
         self._startups.forget(key)
         self._unreadable.pop(key, None)
         self._metrics.of_services.forget(key)

@@ -51,6 +51,7 @@ from inflight_operator.decide.tuning.types import Bracket, Fence
 from inflight_operator.observe.metrics import mean_kv_usage
 from inflight_operator.observe.pods import PodView
 from inflight_operator.reconcile.plan import Outcome, Plan
+from inflight_operator.reconcile.prefetch import prefetch_status
 from inflight_operator.reconcile.snapshot import Snapshot, engine_image
 from inflight_operator.render.inference_pool import pool_children
 
@@ -67,7 +68,7 @@ _NO_IMAGE_VOLUMES = (
     "; model.source oci:// needs image volumes, which Kubernetes has by default from 1.35 on: use pvc:// here"
 )
 
-_ON_THE_WAY = ("Starting", "Scheduling", "Loading", "Serving", "ScaledToZero", "Idle", "Waking")
+_ON_THE_WAY = ("Starting", "Scheduling", "Loading", "Serving", "Asleep", "ScaledToZero", "Idle", "Waking")
 """Transient reasons of Ready."""
 
 EventType = Literal["Normal", "Warning"]
@@ -113,7 +114,7 @@ def findings_after(name: str, plan: Plan, outcome: Outcome) -> tuple[Finding, ..
 
 
 def _has_image_volume(child: Manifest) -> bool:
-    return child["kind"] == "Deployment" and any(
+    return child["kind"] in ("Deployment", "Job") and any(
         "image" in volume for volume in child["spec"]["template"]["spec"]["volumes"]
     )
 
@@ -143,6 +144,7 @@ def build_status(
         selector=selector_string(pod_labels(service.metadata.name)),
         engine=_engine(snapshot, plan),
         model=_model(plan),
+        prefetch=prefetch_status(plan.prefetch),
         limits=_limits(snapshot, plan),
         tuning=_tuning(snapshot, plan),
         demand=_demand(snapshot, plan),
@@ -190,8 +192,8 @@ def events_of(
     before: InferenceServiceStatus, after: InferenceServiceStatus, decisions: Sequence[Decision]
 ) -> list[Event]:
     """Returns an event for a transition of Ready, one for a rollout that gets stuck, one for the begin and one for the
-    end of a long load, and one for each decision. A ready pod that the Service does not route to yet lasts seconds, and
-    causes no event."""
+    end of a long load, one for the end of fetching the model and one for each new problem with it, and one for each
+    decision. A ready pod that the Service does not route to yet lasts seconds, and causes no event."""
     events = []
     was, now = (_condition_of(status, "Progressing") for status in (before, after))
     if now is not None and now.reason == ROLLOUT_STUCK and (was is None or was.reason != now.reason):
@@ -200,11 +202,18 @@ def events_of(
     changed = now is not None and (was is None or (was.status, was.reason) != (now.status, now.reason))
     if now is not None and changed and now.reason != "NotRouted":
         events.append(Event("Normal" if now.reason in _ON_THE_WAY else "Warning", now.reason, now.message))
-    events += _loading_events(before, after)
+    events += [*_loading_events(before, after), *_prefetch_events(before, after)]
     for decision in decisions:
         reason = "Scaled" if decision.kind == "Scaling" else "Tuned" if decision.applied else "TuningAdvice"
         events.append(Event("Normal", reason, f"{decision.change}: {decision.reason}"))
     return events
+
+
+def _prefetch_events(before: InferenceServiceStatus, after: InferenceServiceStatus) -> list[Event]:
+    was, now = before.prefetch, after.prefetch
+    if now is None or now.reason in ("Prefetching", None if was is None else was.reason):
+        return []
+    return [Event("Normal" if now.reason == "Prefetched" else "Warning", now.reason, now.message)]
 
 
 def _loading_events(before: InferenceServiceStatus, after: InferenceServiceStatus) -> list[Event]:
@@ -260,6 +269,8 @@ def _cost(snapshot: Snapshot, plan: Plan, pods: int) -> CostStatus | None:
         return None
     per_hour, tokens = policy.price * pods, plan.memory.demand.tokens_per_s
     numbers: dict[str, Number] = {"per_hour": per_hour, "replicas": pods, "currency": policy.currency}
+    if snapshot.asleep:
+        numbers["asleep"] = snapshot.asleep
     if tokens > 0:
         numbers["per_million"] = per_hour / 3600 / tokens * 1e6
     return CostStatus(
@@ -351,6 +362,7 @@ def _observed(snapshot: Snapshot, plan: Plan) -> ObservedStatus | None:
     kv = mean_kv_usage(fresh)
     return ObservedStatus(
         running=sum(one.running for one in fresh),
+        asleep=snapshot.asleep or None,
         kv_utilization=None if kv is None else round(kv, 3),
         ttft_p95=None if measured.ttft_p95 is None else format_seconds(measured.ttft_p95),
         tpot_p95=None if measured.tpot_p95 is None else format_seconds(measured.tpot_p95),

@@ -132,11 +132,12 @@ def _state_parts(status: InferenceServiceStatus) -> tuple[Any, ...]:
         status.blocked_replicas,
         None if external else status.desired_replicas,
         limits and (limits.max_num_seqs, limits.max_num_batched_tokens, limits.revision, limits.canary),
-        limits and (limits.source, limits.override, limits.modelled is None),
+        limits and (limits.source, limits.override),
         limits and limits.pods_in_force == status.ready_replicas,
         engine and (engine.image, engine.upgrade),
         tuning and [one and one.share for one in (tuning.tpot_target, tuning.kv_cache)],
         status.cost and status.cost.per_hour,
+        status.prefetch and (status.prefetch.done, status.prefetch.total, status.prefetch.reason, status.prefetch.run),
         status.observed is None,
         status.gateway is None,
         {one.pod for one in status.loading or ()},
@@ -154,7 +155,8 @@ def _new_reasons(before: InferenceServiceStatus, after: InferenceServiceStatus) 
 
 def _wording(status: InferenceServiceStatus) -> list[str]:
     """Returns the messages except those that follow the traffic."""
-    return [one.message for one in status.conditions if one.reason not in FOLLOW_TRAFFIC]
+    said = [one.message for one in status.conditions if one.reason not in FOLLOW_TRAFFIC]
+    return said if status.prefetch is None else [*said, status.prefetch.message]
 
 
 def _measurements(status: InferenceServiceStatus) -> dict[str, tuple[float, float]]:

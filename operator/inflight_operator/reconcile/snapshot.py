@@ -20,6 +20,7 @@ from inflight_operator.observe.gateway_view import GatewayView
 from inflight_operator.observe.metrics import Sample
 from inflight_operator.observe.pods import LimitsPush, PodView
 from inflight_operator.observe.pool_view import PoolParent
+from inflight_operator.observe.prefetch_view import Fetch, Places
 from inflight_operator.observe.window import Window
 from inflight_operator.reconcile.policy import Policy
 from inflight_operator.render.plan import Settings
@@ -56,6 +57,8 @@ class Snapshot:
         front: endpoints of its Service.
         leaving: reports of the gateway's pods on a service that left the gateway; None for all others.
         pool_parents: gateways that report on its InferencePool.
+        places: where its model is fetched to before engines need it; None for a service that does not ask for it.
+        fetches: Jobs that do that.
         elsewhere: starts of other services' pods, while this service has none.
         loading: progress of engines that start for long, by uid of the pod.
     """
@@ -85,6 +88,8 @@ class Snapshot:
     front: FrontView = NO_FRONT
     leaving: GatewayView | None = None
     pool_parents: tuple[PoolParent, ...] = ()
+    places: Places | None = None
+    fetches: tuple[Fetch, ...] = ()
     elsewhere: Elsewhere = field(default_factory=Elsewhere)
     loading: Mapping[str, Loading] = field(default_factory=dict)
 
@@ -97,6 +102,11 @@ class Snapshot:
     def replicas(self) -> tuple[PodView, ...]:
         """Pods that are neither terminating nor terminated."""
         return tuple(pod for pod in self.pods if not pod.deleting and pod.phase not in ("Failed", "Succeeded"))
+
+    @property
+    def asleep(self) -> int:
+        """Ready pods whose engines are asleep."""
+        return sum(sample.asleep > 0 for sample in self.fresh.values())
 
     @property
     def image(self) -> str:

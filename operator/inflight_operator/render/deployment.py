@@ -55,9 +55,9 @@ def template_inputs(spec: InferenceServiceSpec) -> str:
     that an operator with an additional field computes the same identity. Policy fcfs counts as a default: it was one,
     and the API server has stored it in services that name none."""
     parts = (spec.model, spec.engine, spec.accelerator, spec.rollout, spec.template)
-    # The pace of a rollout: no pod is made of it.
-    pace = {"max_surge", "max_unavailable", "release_after"}
-    inputs = [part.model_dump(mode="json", exclude_defaults=True, exclude=pace) for part in parts]
+    # The pace of a rollout, and what comes before it: no pod is made of them.
+    beside = {"max_surge", "max_unavailable", "release_after", "prefetch"}
+    inputs = [part.model_dump(mode="json", exclude_defaults=True, exclude=beside) for part in parts]
     scheduling = inputs[1].get("scheduling", {})
     if scheduling.get("policy") == "fcfs":
         del scheduling["policy"]

@@ -1,4 +1,4 @@
-"""The engine's flags for spec.engine.scheduling, spec.engine.kvCache and the storage of weights.
+"""The engine's flags for spec.engine.scheduling, spec.engine.kvCache, sleep and the storage of weights.
 
 Only non-default values are written, so that a service without them keeps its command, and its pods, when an operator
 upgrade adds a flag.
@@ -64,6 +64,8 @@ def engine_flags(spec: InferenceServiceSpec) -> list[str]:
         arguments["tensor-parallel-size"] = [f"--tensor-parallel-size={spec.accelerator.count}"]
     if disk := engine.kv_cache.disk:
         arguments["disk-space"] = [f"--disk-space={int(parse_quantity(disk.size))}", f"--disk-path={KV_FOLDER}"]
+    if sleep := spec.scaling.sleep:
+        arguments["sleep-after"] = [f"--sleep-after={seconds(sleep.after)}"]
     arguments["ttft-target"] = ttft_flags(spec)
     ordered = sorted(arguments, key=lambda flag: _FIRST.index(flag) if flag in _FIRST else len(_FIRST))
     return [

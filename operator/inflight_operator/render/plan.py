@@ -29,6 +29,8 @@ class ChildPlan:
         leaving: the gateway sends requests to the engines, although the service is no longer behind it.
         release: rollouts remove old pods first, although the strategy is SurgeFirst.
         digests: version of the model that pods of a rollout have to find, by rollout.
+        prefetch_run: name of what the Jobs fetch; empty without any.
+        prefetch: places that a Job fetches the model to.
     """
 
     replicas: int
@@ -41,6 +43,8 @@ class ChildPlan:
     leaving: bool = False
     release: bool = False
     digests: tuple[tuple[str, str], ...] = ()
+    prefetch_run: str = ""
+    prefetch: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from inflight_operator.render.metadata import child
 from inflight_operator.render.monitor import POD_MONITOR_API, pod_monitor
 from inflight_operator.render.networkpolicy import network_policy
 from inflight_operator.render.plan import ChildPlan, Settings
+from inflight_operator.render.prefetch import prefetch_jobs, prefetch_policy
 from inflight_operator.render.service import (
     behind_gateway,
     cluster_service,
@@ -32,6 +33,7 @@ CHILD_KINDS = (
     "NetworkPolicy",
     "PodMonitor",
     "InferencePool",
+    "Job",
 )
 """Every kind `render` may build; PodMonitor and InferencePool only where the cluster has it."""
 
@@ -54,6 +56,8 @@ def render(service: InferenceService, plan: ChildPlan, settings: Settings) -> li
         *front_slices(service, plan.front_pods),
         pod_disruption_budget(service),
     ]
+    if service.spec.model.prefetch is not None:
+        children += [prefetch_policy(service), *prefetch_jobs(service, plan, settings)]
     if POD_MONITOR_API in settings.available_apis:
         children.append(pod_monitor(service))
     if has_inference_pool(service, settings):

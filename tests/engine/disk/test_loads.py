@@ -181,6 +181,24 @@ def test_a_request_that_is_cancelled_while_it_waits_never_comes(waiting):
     assert waiting.scheduler.offload._tier._pool.usage == 0
 
 
+@pytest.mark.parametrize(
+    ("num_reads", "seconds_per_block", "stalled", "seconds"),
+    [(10, 0.1, 0.0, 1.0), (10, 0.1, 0.5, 1.5), (10, 100.0, 0.0, 2.0), (10, 0.1, 70.0, 2.0)],
+)
+def test_how_long_requests_wait_is_known_and_bounded_by_their_patience(
+    waiting, num_reads, seconds_per_block, stalled, seconds
+):
+    waiting.scheduler.offload.rates = LoadRates(prefill=20.0, copy=1e6)
+    assert waiting.loads.wait_seconds == 0
+    request = waiting.request(0)
+    waiting.thread.disk.update(request.block_hashes)
+    assert waiting.loads.put(request)
+    thread = waiting.thread
+    thread.num_reads, thread.seconds_per_block, thread.stalled = num_reads, seconds_per_block, stalled
+    thread.read_at = waiting.now
+    assert waiting.loads.wait_seconds == pytest.approx(seconds)
+
+
 def test_nobody_waits_for_what_is_not_there(waiting):
     request = waiting.request(0)
     waiting.thread.disk.update(request.block_hashes[1:])

@@ -1,6 +1,7 @@
 """The real model with the tier on a disk: greedy output equals that of an engine without any, whatever happens to the
 disk, and a second engine on the same folder finds what the first one left."""
 
+import os
 import random
 import threading
 import time
@@ -13,7 +14,7 @@ from inflight_engine.engine_process import load
 from inflight_engine.messages import AddRequest, CancelRequest
 from inflight_engine.recording.reader import Recording
 from inflight_engine.recording.replay import Survey, replay
-from inflight_engine.request import FinishReason, SamplingParams
+from inflight_engine.request import FinishReason, SamplingParams, Scheduling
 from inflight_settings.engine import EngineConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -46,12 +47,13 @@ class Engine:
         if self.disk is not None and wait:
             eventually(lambda: self.disk.thread._store is not None)
 
-    def answer(self, prompts, cancelled=()):
+    def answer(self, prompts, cancelled=(), scheduling=None):
         """Outputs of prompts that come at once. `cancelled`: indices of those that are cancelled right away."""
         first = self.next_id
         for prompt in prompts:
             tokens = np.array(prompt, np.int32).tobytes()
-            self.engine.handle(AddRequest(self.next_id, tokens, SamplingParams(max_tokens=OUTPUT), time.monotonic()))
+            sampling = SamplingParams(max_tokens=OUTPUT)
+            self.engine.handle(AddRequest(self.next_id, tokens, sampling, time.monotonic(), scheduling or Scheduling()))
             self.next_id += 1
         for index in cancelled:
             self.engine.handle(CancelRequest(first + index, FinishReason.ABORT))
@@ -130,7 +132,9 @@ def test_prompts_that_come_from_the_disk_give_the_tokens_of_those_that_are_compu
     assert replay(recording.header.config, recording.events(), Survey(recording.events())) is None
 
 
-def test_a_second_engine_on_the_folder_finds_what_the_first_wrote(prompts, alone, tmp_path):
+def test_a_second_engine_on_the_folder_finds_what_the_first_wrote_for_the_same_tenant_and_salt(
+    prompts, alone, tmp_path
+):
     first = Engine(tmp_path)
     for prompt, answer in zip(prompts, alone, strict=True):
         assert first.answer([prompt]) == [answer]
@@ -138,6 +142,9 @@ def test_a_second_engine_on_the_folder_finds_what_the_first_wrote(prompts, alone
     first.close()
     second = Engine(tmp_path)
     assert second.disk.thread.usage() == first.disk.thread.num_stored > 50
+    for other in (Scheduling(tenant="acme"), Scheduling(cache_salt="salt")):
+        assert second.answer(prompts[:1], scheduling=other) == alone[:1]
+        assert second.disk.thread.num_loaded == 0, "it is another tenant's"
     assert second.answer(prompts[:1]) == alone[:1]
     assert second.disk.thread.num_loaded > 10
     assert second.scheduler.admission.prefix_hits == 4 * second.scheduler.offload.num_loaded > 40
@@ -200,13 +207,14 @@ class Faults:
             self.counts["host"] += 1
 
 
-def test_no_fault_of_a_tier_changes_a_token_or_leaves_anything(prompts, alone, tmp_path, monkeypatch):
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_no_fault_of_a_tier_changes_a_token_or_leaves_anything(seed, prompts, alone, tmp_path, monkeypatch):
     """Slow, cut, corrupt and full disks, host memory that changes, and clients that leave."""
     monkeypatch.setattr("inflight_engine.disk.thread._PAUSE_SECONDS", 0.0)
     monkeypatch.setattr("inflight_engine.disk.loads._LEAST_PATIENCE", 0.0)
-    faults = Faults(1, monkeypatch)
+    faults = Faults(seed, monkeypatch)
     engine = Engine(tmp_path)
-    rng = random.Random(1)
+    rng = random.Random(seed)
     for turn in range(24):
         if turn % 4 == 3:
             faults.damage(engine)
@@ -220,6 +228,33 @@ def test_no_fault_of_a_tier_changes_a_token_or_leaves_anything(prompts, alone, t
             engine.settle()
     assert all(faults.counts.values()), faults.counts
     assert engine.disk.thread.num_loaded > 50
+    engine.check_nothing_is_held()
+    engine.close()
+
+
+def test_a_disk_that_goes_while_blocks_are_read_from_it_costs_its_hits_only(prompts, alone, tmp_path, monkeypatch):
+    engine = Engine(tmp_path)
+    for prompt in prompts:
+        engine.answer([prompt])
+        engine.settle()
+    left = iter(range(3))
+
+    def gone(system_call):
+        def call(*args):
+            if next(left, None) is None:
+                raise OSError(5, "Input/output error")
+            return system_call(*args)
+
+        return call
+
+    thread, writes = engine.disk.thread, engine.disk.thread.num_stored
+    for name in ("preadv", "pwrite"):
+        monkeypatch.setattr(f"inflight_engine.disk.store.os.{name}", gone(getattr(os, name)))
+    for first in range(0, len(prompts), 2):
+        assert engine.answer(prompts[first : first + 2]) == alone[first : first + 2]
+    assert 0 < thread.num_loaded <= 3
+    assert thread.num_failed > 0
+    assert thread.num_stored == writes
     engine.check_nothing_is_held()
     engine.close()
 

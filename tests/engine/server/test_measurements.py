@@ -250,6 +250,17 @@ async def test_predicted_queue_has_copies_to_and_from_host_memory_as_recent_prom
     await call
 
 
+async def test_predicted_queue_is_no_shorter_than_what_requests_wait_for_the_disk(make_fake):
+    fake = await make_fake()
+    call = asyncio.create_task(fake.post("/v1/completions", prompt="x" * 50))
+    await until(lambda: fake.engine.requests)
+    fake.engine.report(disk_wait_seconds=1.5)
+    await until(lambda: fake.service.session.stats.disk_wait_seconds == 1.5)
+    assert (await samples(fake))["inflight_predicted_queue_seconds"] == 1.5
+    fake.engine.answer(0, "x")
+    await call
+
+
 @pytest.mark.parametrize("fitted", [True, False])
 async def test_predicted_queue_counts_the_steps_until_running_requests_have_ended(make_fake, fitted):
     fake = await make_fake()

@@ -1,5 +1,6 @@
 """The ledger of sent requests: exact counts, and tokens that the last sample cannot contain."""
 
+import struct
 from dataclasses import replace
 
 import pytest
@@ -9,9 +10,10 @@ from hypothesis import strategies as st
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.engines.account import Account, Sent
 from inflight_gateway.engines.ledger import Ledger
+from inflight_gateway.pick.blocks import ReplicaBlocks
 from inflight_gateway.pick.load import STALE_S, decode_work
 from inflight_gateway.tenants.estimate import Estimates
-from inflight_gateway.types import Endpoint, EngineSample, Pick, RequestView, ServiceConfig
+from inflight_gateway.types import Endpoint, EngineSample, Pick, PromptBlocks, RequestView, ServiceConfig
 from tests.gateway.pick.loads import COST
 
 SERVICE = ServiceKey("default", "chat")
@@ -179,6 +181,23 @@ def test_cached_tokens_are_those_of_the_blocks_that_were_sent_there_but_never_th
     assert world.load(B, prompt=640, prefix=prefix).cached_tokens == 0
 
 
+def test_of_cached_tokens_those_behind_the_device_and_those_on_the_disk_are_known_where_events_tell_of_them():
+    world, replica = World(), ReplicaBlocks()
+    replica.block_size = 16
+    world.ledger.publishes(SERVICE, A.address, replica)
+    names, prefix = list(range(1, 41)), tuple(range(1, 11))
+    replica.stored(names, None, "GPU")
+    world.send("x", A, prompt=640, prefix=prefix)
+    world.ledger.told("x", PromptBlocks(16, 640, struct.pack("<40Q", *names)), 0.0)
+    replica.removed(names[10:], "GPU")
+    replica.stored(names[10:20], None, "CPU")
+    replica.stored(names[10:], None, "DISK")
+    load = world.load(A, prompt=1000, prefix=(*prefix, 99))
+    assert (load.cached_tokens, load.loaded_tokens, load.disk_tokens) == (640, 30 * 16, 20 * 16)
+    load = world.load(B, prompt=1000, prefix=(*prefix, 99))
+    assert (load.cached_tokens, load.loaded_tokens, load.disk_tokens) == (0, 0, 0)
+
+
 def test_an_endpoint_that_is_gone_leaves_neither_cache_nor_account_behind():
     world = World()
     world.send("x", A, prefix=(1, 2))
@@ -327,3 +346,34 @@ def test_growth_is_left_out_unless_it_is_asked_for():
     world.sent(2)
     assert world.load().growth is None
     assert world.load().answer_tokens == 2000
+
+
+def test_an_engine_that_fell_asleep_has_nothing_cached():
+    world = World()
+    prefix = (11, 12, 13)
+    world.send("x", A, at=1.0, prefix=prefix)
+    world.send("y", B, at=1.0, prefix=prefix)
+    for name in "xy":
+        world.ledger.end(name, 2.0)
+    cached = world.load(A, 3.0, prefix=prefix).cached_tokens
+    assert cached > 0
+    world.scrape(A, 3.0, asleep=True)
+    assert world.load(A, 3.5, prefix=prefix).cached_tokens == 0
+    assert world.load(B, 3.5, prefix=prefix).cached_tokens == cached
+    world.send("z", A, at=4.0, prefix=prefix)
+    world.ledger.end("z", 5.0)
+    world.scrape(A, 5.5)
+    assert world.load(A, 6.0, prefix=prefix).cached_tokens == cached
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_was_sent_after_a_scrape_found_an_engine_asleep_stays_cached(ends):
+    world = World()
+    prefix = (11, 12, 13)
+    world.scrape(A, 0.0, asleep=True)
+    world.load(A, 0.0)
+    world.send("x", A, at=1.0, prefix=prefix)
+    world.scrape(A, 0.5, asleep=True)  # a page that was on its way
+    if ends:
+        world.ledger.end("x", 1.2)
+    assert world.load(A, 1.5, prefix=prefix).cached_tokens > 0

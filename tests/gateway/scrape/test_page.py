@@ -116,6 +116,11 @@ def test_a_cost_model_that_no_engine_has_counts_as_not_given(values, curve):
     assert read_page(cost_page(values, curve), 0.0).cost is None
 
 
+@pytest.mark.parametrize(("value", "sleeps"), [("0", False), ("0.0", False), ("1", True)])
+def test_an_engine_says_that_it_sleeps(value, sleeps):
+    assert read_page(page_of(inflight_asleep=value), 0.0).asleep == sleeps
+
+
 @pytest.mark.parametrize(("value", "drains"), [("0", False), ("0.0", False), ("1", True)])
 def test_an_engine_says_that_it_drains(value, drains):
     assert read_page(page_of(inflight_draining=value), 0.0).draining == drains

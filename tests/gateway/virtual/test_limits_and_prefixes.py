@@ -17,6 +17,8 @@ from tests.gateway.virtual.fleet import Fleet, run
 
 PER_MINUTE = 600
 MINUTE_S = 60.0
+PROMPT_TOKENS, OUTPUT_TOKENS = 16, 2
+REQUEST_TOKENS = PROMPT_TOKENS + OUTPUT_TOKENS
 
 
 async def steadily(fleet, minutes, happens=lambda at: None):
@@ -28,15 +30,18 @@ async def steadily(fleet, minutes, happens=lambda at: None):
         happens(loop.time() - begin)
         pod = next(turn)
         if pod.alive:
-            tasks.append(asyncio.create_task(fleet.generate(pod, "acme", 16, 2)))
+            tasks.append(asyncio.create_task(fleet.generate(pod, "acme", PROMPT_TOKENS, OUTPUT_TOKENS)))
     await asyncio.wait(tasks, timeout=10.0)
     return Counter(int((each.at - begin) / MINUTE_S) for each in fleet.started)
 
 
-@pytest.mark.parametrize("pods", [1, 2, 3])
-def test_limits_of_requests_over_all_pods_are_exact_to_one_percent(pods):
+REQUESTS, TOKENS = RateLimits(requests_per_minute=PER_MINUTE), RateLimits(tokens_per_minute=PER_MINUTE * REQUEST_TOKENS)
+
+
+@pytest.mark.parametrize(("limits", "pods"), [(REQUESTS, 1), (TOKENS, 2), (REQUESTS, 3)])
+def test_limits_over_all_pods_are_exact_to_one_percent(limits, pods):
     async def main():
-        fleet = Fleet(Shape(slots=512), pods, default_limits=RateLimits(requests_per_minute=PER_MINUTE))
+        fleet = Fleet(Shape(slots=512), pods, default_limits=limits)
         await fleet.start()
         return await steadily(fleet, 3), fleet.refused
 

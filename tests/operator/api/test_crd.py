@@ -72,9 +72,12 @@ def test_every_rule_has_a_sentence_that_names_a_field():
             assert names.search(rule["message"]), (path, rule)
 
 
+SLEEP = {"sleep": {"after": "5m"}}
+
+
 def test_the_flags_extra_args_may_not_repeat_are_the_ones_the_operator_sets():
     own_fields = {name: value for name, value in EVERYTHING["engine"].items() if name != "extraArgs"}
-    service = make(**{**EVERYTHING, "engine": own_fields, "gateway": {"enabled": True}})
+    service = make(**{**EVERYTHING, "engine": own_fields, "gateway": {"enabled": True}, "scaling": SLEEP})
     settings = replace(
         SETTINGS, gateway_service="g.system.svc.cluster.local", model_cache=ModelCache("models", "", 2**30)
     )

@@ -10,6 +10,7 @@ from inflight_operator.decide.status.conditions import (
     Finding,
     Metrics,
     find_conditions,
+    resting,
     summarized,
     uncached,
     unreadable,
@@ -336,3 +337,23 @@ def test_a_pod_that_was_evicted_is_no_replica():
     conditions = found([READY, evicted], wanted=1)
     assert conditions["Ready"].message == "1 of 1 replicas takes requests"
     assert conditions["Progressing"].reason == "Complete"
+
+
+@pytest.mark.parametrize(
+    ("asleep", "reason", "said"),
+    [
+        (0, "Serving", ""),
+        (1, "Serving", ""),
+        (2, "Asleep", "; 2 pods are asleep, without a KV cache (scaling.sleep), until the next request"),
+    ],
+)
+def test_a_service_whose_pods_are_all_asleep_is_ready_and_says_so(asleep, reason, said):
+    findings = resting(tuple(found([READY, READY]).values()), asleep, 2)
+    assert findings[0] == Finding("Ready", "True", reason, f"2 of 2 replicas take requests{said}")
+
+
+def test_a_problem_goes_before_sleep():
+    failing = pod("chat-2", **container(state={"waiting": {"reason": "ErrImageNeverPull", "message": "no"}}))
+    before = tuple(found([READY, failing]).values())
+    assert before[0].reason != "Serving"
+    assert resting(before, 1, 1) == before

@@ -6,7 +6,8 @@ import pytest
 from prometheus_client import generate_latest
 
 from inflight_base.kube.errors import KubeApiError
-from inflight_operator.reconcile import reconciler
+from inflight_operator.api.status import InferenceServiceStatus, LimitsPair
+from inflight_operator.reconcile import reconciler, reporter
 from inflight_operator.reconcile.execute import Executor, ExecutorState
 from inflight_operator.reconcile.policy import policy_of
 from inflight_settings.limits import Limits
@@ -131,6 +132,16 @@ async def test_a_new_leader_writes_nothing_of_a_service_at_rest_but_its_secret_w
     assert [call for each in calls[:12] for call in each] == [("apply", "Secret")]
     assert [call for each in calls[12:] for call in each if call[0] != "status"] == []
     assert [len(engine.pushed) for engine in world.engines.values()] == taken_over
+
+
+async def test_limits_of_the_model_that_a_new_leader_does_not_know_yet_stay_in_the_status_for_a_minute(world):
+    world.service(spec=SMALL)
+    await world.round()
+    live = InferenceServiceStatus.model_validate(world.status)
+    modelled = live.limits.model_copy(update={"modelled": LimitsPair(max_num_seqs=64, max_num_batched_tokens=2048)})
+    before = live.model_copy(update={"limits": modelled})
+    assert not reporter.is_due(before, live, 59.0)
+    assert reporter.is_due(before, live, 60.0)
 
 
 @pytest.mark.parametrize("change", ["refused", "pending", "generation"])

@@ -242,3 +242,50 @@ async def test_a_service_that_was_kept_at_zero_by_hand_sleeps_without_a_first_st
     world.gateway.says(held=1, held_prompt_tokens=10)
     await world.round()
     assert world.replicas() == 1
+
+
+def fall_asleep(world):
+    for engine in world.engines.values():
+        engine.asleep = 1
+
+
+async def test_replicas_that_sleep_are_ready_capacity_and_the_status_says_that_they_sleep(world):
+    spec = {
+        "scaling": {"minReplicas": 1, "sleep": {"after": "30s"}},
+        "cost": {"pricePerReplicaHour": "2", "currency": "USD"},
+    }
+    await running(world, spec)
+    before = world.status
+    assert conditions(world, "Ready") == [("True", "Serving")]
+    fall_asleep(world)
+    for _ in range(20):
+        await world.round()
+    assert conditions(world, "Ready", "Progressing") == [("True", "Asleep"), ("False", "Complete")]
+    assert world.condition("Ready")["message"] == (
+        "1 of 1 replicas takes requests; 1 pod is asleep, without a KV cache (scaling.sleep), until the next request"
+    )
+    assert (world.status["readyReplicas"], world.status["desiredReplicas"], world.replicas()) == (1, 1, 1)
+    assert world.status["observed"]["asleep"] == 1
+    assert world.status["limits"] == before["limits"]
+    assert world.status["cost"]["summary"] == "2.00 USD an hour for 1 pod (1 asleep)"
+    assert not world.status.get("decisions")
+    world.engines["10.0.0.1"].asleep = 0
+    await world.round()
+    assert conditions(world, "Ready") == [("True", "Serving")]
+    assert "asleep" not in world.status["observed"]
+
+
+async def test_a_service_that_sleeps_goes_to_zero_after_its_idle_timeout(world):
+    await running(world, {**SLEEPER, "scaling": {**SLEEPER["scaling"], "sleep": {"after": "20s"}}})
+    fall_asleep(world)
+    await world.round(30.0)
+    assert (world.replicas(), conditions(world, "Ready", "Idle")) == (1, [("True", "Asleep"), ("False", "LatelyUsed")])
+    await world.round(40.0)
+    await world.round()
+    assert world.replicas() == 0
+    leave(world)
+    await world.round()
+    assert conditions(world, "Ready", "Idle") == [("True", "Idle"), ("True", "Idle")]
+    world.gateway.says(held=1, idle_s=0.0)
+    await world.round()
+    assert world.replicas() == 1

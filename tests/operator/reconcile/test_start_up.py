@@ -8,7 +8,7 @@ import pytest
 from inflight_operator.decide.replicas.start_up import LONG_START, LeadTime, Loading, Phases, loading_of
 from inflight_operator.observe.metrics import Sample
 from inflight_operator.observe.pods import pod_view
-from tests.operator.fakes import KEY, pod_body, service_body
+from tests.operator.fakes import pod_body, service_body
 from tests.operator.reconcile.world import OTHER, SMALL, START
 
 
@@ -137,15 +137,23 @@ async def test_a_long_start_shows_its_progress_and_its_begin_and_end_are_events(
     assert said[1][1] == "chat-1: the model (16 GB) is loaded"
 
 
+class LastSnapshot:
+    """Keeps the inputs of the last decision."""
+
+    def decided(self, key, snapshot, memory, plan):
+        self.snapshot = snapshot
+
+
 async def test_samples_of_a_pod_that_loads_are_no_measurements(world):
+    world.recorder = last = LastSnapshot()
+    world.restart()
     world.service(spec=SMALL)
     world.pod(1)
     slow = started(world, 2, -100.0, ready=False)
     slow.model.add(50, 400)
     for _ in range(4):
         await world.round()
-    snapshot = world.reconciler._snapshot(KEY, world.reconciler._known[KEY])
-    assert set(snapshot.window.pods) == set(snapshot.fresh) == {"uid-chat-1"}
+    assert set(last.snapshot.window.pods) == set(last.snapshot.fresh) == {"uid-chat-1"}
     assert "loading" not in world.status, "its page says nothing of it"
 
 

@@ -56,6 +56,11 @@ def test_a_disk_behind_the_cache_is_a_size_and_a_folder():
     assert flags == ["--swap-space=1073741824", "--disk-space=107374182400", "--disk-path=/var/lib/inflight/kv"]
 
 
+def test_sleep_is_a_number_of_seconds():
+    assert engine_flags(make(scaling={"sleep": {"after": "1m30s"}}).spec) == ["--sleep-after=90"]
+    assert engine_flags(make().spec) == []
+
+
 @pytest.mark.parametrize(
     ("given", "flag"),
     [

@@ -18,6 +18,7 @@ def measured(monkeypatch):
 
     monkeypatch.setattr(startup, "measure_start", measure_start)
     monkeypatch.setattr(startup, "measure_parts", lambda: {"imports": Seconds(2.0, 1.5)})
+    monkeypatch.setattr(startup, "measure_sleep", lambda flags: startup.Sleep(0.04, 0.06, 500 << 20, 300 << 20))
     monkeypatch.setattr(startup, "measure_restart", lambda flags: Seconds(float(len(flags)), 0.0))
     return given
 
@@ -32,6 +33,10 @@ def test_a_line_for_each_part_has_the_median_of_the_runs_after_the_first(measure
         ["killed", "engine", "to", "next", "token", "4.00", "s"],
         ["killed", "engine", "to", "next", "token,", "spare", "4.00", "s"],
         ["killed", "engine", "to", "next", "token,", "spare,", "kept", "weights", "6.00", "s"],
+        ["one", "token,", "awake", "0.040", "s"],
+        ["wake", "from", "sleep", "to", "one", "token", "0.060", "s"],
+        ["engine", "process,", "cache", "filled", "500", "MiB"],
+        ["engine", "process,", "asleep", "300", "MiB"],
     ]
     assert measured == [["--dtype", "float32"]] * 4
 
@@ -39,6 +44,13 @@ def test_a_line_for_each_part_has_the_median_of_the_runs_after_the_first(measure
 def test_no_runs_are_wrong_usage(measured):
     with pytest.raises(SystemExit):
         startup.main(["--runs", "0"])
+
+
+@pytest.mark.slow
+def test_sleep_is_measured():
+    sleep = startup.measure_sleep([], tries=1)
+    assert min(sleep.awake, sleep.asleep) > 0
+    assert sleep.bytes_asleep < sleep.bytes_awake
 
 
 @pytest.mark.slow

@@ -164,5 +164,7 @@ class Demand:
         return seconds + max(0.0, steps - prefill_steps) * cost.seconds(self._decoding)
 
     def predicted_seconds(self, load: Load) -> float:
-        """Seconds until all waiting requests have a slot and their prompts are computed."""
-        return self.seconds_for(load.tokens_to_compute(self.computed_share), load.waiting, load)
+        """Seconds until all waiting requests have a slot and their prompts are computed. Others are computed while some
+        wait for the disk."""
+        computing = self.seconds_for(load.tokens_to_compute(self.computed_share), load.waiting, load)
+        return max(computing, load.stats.disk_wait_seconds)

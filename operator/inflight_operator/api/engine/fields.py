@@ -29,6 +29,25 @@ def _starts_with(*schemes: str, source: str = "self") -> str:
     return " || ".join(f"{source}.startsWith('{scheme}')" for scheme in schemes)
 
 
+_LABEL_NAME = "[a-zA-Z0-9]([-._a-zA-Z0-9]*[a-zA-Z0-9])?"
+
+
+class Prefetch(SpecModel):
+    """Fetching the model before engines need it."""
+
+    node_selector: dict[str, Annotated[str, Field(max_length=63)]] = Field(
+        max_length=8,
+        description="Labels of the nodes, at least one. Each such node whose taints template.tolerations tolerates gets"
+        " the model; of a model cache that all nodes share, one of them fills it.",
+        json_schema_extra=validation(
+            f"self.size() > 0 && self.all(k, k.size() <= 317 && k.matches('^([-.a-z0-9]+/)?{_LABEL_NAME}$')"
+            f" && self[k].matches('^({_LABEL_NAME})?$'))",
+            "model.prefetch.nodeSelector must have at least one label of the nodes, such as"
+            " node.kubernetes.io/instance-type: p5.48xlarge",
+        ),
+    )
+
+
 class Model(SpecModel):
     """The model that the service serves."""
 
@@ -58,6 +77,11 @@ class Model(SpecModel):
                 f"{_starts_with('hf://', *REMOTE, source='self.source')} || !has(self.credentialsSecret)",
                 "model.credentialsSecret is for hf://, s3://, gs://, az:// and https:// sources only: the pod reads the"
                 " others without credentials",
+            ),
+            rule(
+                f"{_starts_with('hf://', 'oci://', *REMOTE, source='self.source')} || !has(self.prefetch)",
+                "model.prefetch is for hf://, oci://, s3://, gs://, az:// and https:// sources only: the others are on"
+                " the node, or on a claim, already",
             ),
         )
     )
@@ -149,6 +173,12 @@ class Model(SpecModel):
         default=None,
         description="ConfigMap of this namespace whose key ca.crt has certificates in PEM. The engine trusts the store"
         " with them as well as with the public ones.",
+    )
+    prefetch: Prefetch | None = Field(
+        default=None,
+        description="Nodes that get the model before engines need it, by short-lived pods: the image of an oci://"
+        " source, or the models of the chart's engine.modelCache. status.prefetch shows how far that is. Default:"
+        " engines are the first that fetch.",
     )
     served_name: str | None = Field(
         default=None,
@@ -334,6 +364,7 @@ OWN_FLAGS = (
     "disk-path",
     "model-cache",
     "model-cache-size",
+    "sleep-after",
 )
 """Engine flags that the operator sets; extraArgs may not repeat them."""
 

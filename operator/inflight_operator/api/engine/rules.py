@@ -21,6 +21,7 @@ _STARTED = (INFLIGHT, VLLM)
 
 TYPES_OF_FIELDS: dict[str, tuple[str, ...]] = {
     "model.revision": _STARTED,
+    "model.prefetch": _OWN,
     "engine.plugin": (VLLM,),
     "engine.custom": (CUSTOM,),
     "engine.extraArgs": _STARTED,
@@ -50,6 +51,7 @@ TYPES_OF_FIELDS: dict[str, tuple[str, ...]] = {
     "engine.tracing.samplingRatio": _STARTED,
     "engine.logs.format": _OWN,
     "engine.logs.accessLog": _OWN,
+    "scaling.sleep": _OWN,
 }
 """Fields of the spec that not all engine types have, with the types that have them."""
 

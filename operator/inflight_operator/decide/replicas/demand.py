@@ -216,7 +216,7 @@ class DemandView:
         waiting_tokens: uncomputed prompt tokens, over all pods.
         ready: replicas that take requests. ready_for: seconds for which the first of them has been ready.
         starting: seconds until each ordered replica that starts is expected to be ready, ascending.
-        start_up: seconds from the order of a replica until it is ready, the median of those seen.
+        start_up: seconds from the order of a replica until requests are sent to it, see `start_up.LeadTime`.
         pooled: requests go to the replica with the least work; else anywhere.
         ordered: engines serve first what can still keep its TTFT target; else first come, first served.
         tighten: share of the TPOT target that tuning solves for.

@@ -6,8 +6,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from inflight_operator.decide.decision import Reason
 from inflight_operator.decide.status.pod_problems import Problem
 from inflight_operator.decide.status.pods import ClassifiedPod, PodClass, Pods
+from inflight_operator.decide.status.sentences import sentence
 
 Status = Literal["True", "False", "Unknown"]
 
@@ -166,6 +168,20 @@ def uncached(findings: tuple[Finding, ...], problems: Collection[str], ready: in
     old = next(one for one in findings if one.type == "ModelLoaded")
     what = f"{_share(len(problems), ready)} did not use the model cache: {min(problems)}"
     new = replace(old, message=f"{old.message}; {what}")
+    return tuple(new if one is old else one for one in findings)
+
+
+def resting(findings: tuple[Finding, ...], asleep: int, ready: int) -> tuple[Finding, ...]:
+    """Returns the findings of a service, which say so if all its ready pods are asleep.
+
+    Args:
+        asleep, ready: pods.
+    """
+    old = next(one for one in findings if one.type == "Ready")
+    if asleep < max(1, ready) or old.reason != "Serving":
+        return findings
+    why = Reason("Asleep", {"pods": asleep})
+    new = replace(old, reason=why.code, message=f"{old.message}; {sentence(why)}")
     return tuple(new if one is old else one for one in findings)
 
 

@@ -129,6 +129,15 @@ _BASES: Mapping[str, str] = {
 }
 """Starts that a lead time is from, by `Basis`."""
 
+
+def _have(n: _Numbers) -> str:
+    size = f" ({float(n['bytes']) / 1e9:.3g} GB)" if n["bytes"] else ""
+    if "claim" in n:
+        return f"the claim {n['claim']} {'has' if n['done'] else 'does not have'} the model{size if n['done'] else ''}"
+    each = f"{size[:-1]} each)" if size else ""
+    return f"{n['done']} of {count(n['total'], 'node')} {'has' if n['total'] == 1 else 'have'} the model{each}"
+
+
 _DURING = {
     "Overridden": "while spec.tuning.override is in force",
     "RollingOut": "during a rollout",
@@ -234,9 +243,14 @@ _STATE: dict[str, Callable[[_Numbers], str]] = {
     "ModelRead": lambda n: f"{n['pods']}: the model ({_size(n['total'])}) is loaded",
     "Cost": lambda n: (
         f"{_price(n, 'per_hour')} an hour for {count(n['replicas'], 'pod')}"
+        + (f" ({n['asleep']} asleep)" if "asleep" in n else "")
         + (f", {_price(n, 'per_million')} for a million tokens" if "per_million" in n else "")
     ),
     # Scaling to zero and back.
+    "Asleep": lambda n: (
+        f"{count(n['pods'], 'pod')} {'is' if n['pods'] == 1 else 'are'} asleep, without a KV cache (scaling.sleep),"
+        " until the next request"
+    ),
     "Idle": lambda n: (
         f"no request came for {_seconds(n['timeout'])} (scaling.idleTimeout): the next one starts a replica"
     ),
@@ -270,6 +284,37 @@ _STATE: dict[str, Callable[[_Numbers], str]] = {
         " than the InferencePool has, and gateways that use it may not reach them"
     ),
     "PoolNotReferenced": lambda n: "no gateway uses the InferencePool yet: an HTTPRoute must have it as a backend",
+    # Fetching the model before engines need it.
+    "Prefetching": _have,
+    "Prefetched": _have,
+    "PrefetchFailing": lambda n: f"{_have(n)}; on {n['place']}: {n['said']}",
+    "PrefetchNoCache": lambda n: (
+        "there is nowhere to keep what model.prefetch would fetch: give the namespace a model cache (engine.modelCache"
+        " of the chart), or use an oci:// source"
+    ),
+    "PrefetchNodesUnknown": lambda n: (
+        "the operator cannot list nodes, so model.prefetch has no effect: grant it list of nodes (the chart does"
+        f" where it watches all namespaces), or use a claim as the model cache; {n['said']}"
+    ),
+    "PrefetchNoNode": lambda n: (
+        "no node that is ready has the labels of model.prefetch.nodeSelector and only taints that template.tolerations"
+        " tolerates"
+    ),
+    "PrefetchTooManyNodes": lambda n: (
+        f"model.prefetch.nodeSelector selects {n['said']} nodes, more than status.prefetch.places can"
+        " name: select fewer"
+    ),
+    "PrefetchNoClaim": lambda n: (
+        f"the claim {n['said']} of the model cache does not exist in this namespace: create it, or take the namespace"
+        " out of engine.modelCache.namespaces of the chart"
+    ),
+    "PrefetchClaimUnknown": lambda n: (
+        f"the operator cannot read the claim of the model cache, so model.prefetch has no effect: {n['said']}"
+    ),
+    "PrefetchClaimOfOneNode": lambda n: (
+        f"the claim {n['said']} of the model cache has not the access mode ReadWriteMany: a pod that fills it would"
+        " keep engines from it, so the first engine fills it"
+    ),
     # Replicas: reasons for no change.
     "NoTargets": lambda n: "no scaling target is set: replicas stay as they are",
     "NoReadyPods": lambda n: "no pod is ready yet: replicas stay as they are",

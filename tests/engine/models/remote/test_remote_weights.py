@@ -16,6 +16,7 @@ from inflight_engine.models.checkpoints.source import ModelSourceError, resolve
 from inflight_engine.models.checkpoints.transformers_config import TransformersConfig
 from inflight_engine.models.checkpoints.weights import SafetensorsWeights, open_stored, open_weights
 from inflight_engine.models.parallel import ALONE
+from inflight_engine.models.reading_progress import READING
 from inflight_engine.models.remote import reading
 from inflight_engine.models.remote import stream as streams
 from inflight_engine.request import SamplingParams
@@ -93,6 +94,20 @@ def test_tensors_are_those_of_the_files(model, folder, source, scheme, ahead, mo
         assert remote.shape(name) == local.shape(name)
         assert same_bits(remote.get(name), local.get(name))
         assert same_bits(remote.get(name), local.get(name)), "a second time"
+
+
+@pytest.mark.parametrize("scheme", ["folder", "s3"])
+def test_what_is_read_of_the_weights_is_counted(model, folder, source, scheme):
+    where = str(folder) if scheme == "folder" else source(scheme, "tiny")
+    weights, names = open_stored(resolve(where), ahead=True), list(SafetensorsWeights(folder)._shard_of)
+    for name in names[:-1]:
+        weights.get(name)
+    read, total, _ = READING.now
+    of_tensors = sum(SafetensorsWeights(folder).get(name).nbytes for name in names)
+    assert 0 < read <= total
+    assert of_tensors <= total
+    weights.get(names[-1])
+    assert READING.now[:2] == (of_tensors, total)
 
 
 @pytest.mark.parametrize("whole", [False, True])
