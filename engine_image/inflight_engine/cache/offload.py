@@ -35,6 +35,7 @@ class Offload:
         num_stored, num_loaded, num_failed: blocks copied out and in since start, and those whose copies in failed.
         stored: called with the places that a step has copied to, once it has, and with the hashes of what it copied; a
             plan that was made meanwhile may have given a place to other content.
+        used: called with the hashes of evicted blocks that are not copied, as the tier has them already.
         damaged: called with the hashes of blocks whose loads failed.
     """
 
@@ -44,6 +45,7 @@ class Offload:
         self.rates: LoadRates | None = None
         self.num_stored = self.num_loaded = self.num_failed = 0
         self.stored: Callable[[list[int], list[bytes | None]], None] | None = None
+        self.used: Callable[[list[bytes]], None] | None = None
         self.damaged: Callable[[list[bytes]], None] | None = None
         self._tier = tier
         self._always = always
@@ -196,5 +198,8 @@ class Offload:
             return
         indices, places = self._tier.reserve(hashes)
         self._tier.store(places, [hashes[index] for index in indices])
+        if self.used is not None and len(indices) < len(hashes):
+            stored = set(indices)
+            self.used([each for index, each in enumerate(hashes) if index not in stored])
         # A place that is given up again before the plan is made gets only what it holds at last.
         self._copies.update(zip(places.tolist(), blocks[indices].tolist(), strict=True))

@@ -85,7 +85,7 @@ class DiskLoads:
         self._number_of: dict[bytes, int] = {}
         """The read that brings a block."""
         self._next = 0
-        offload.stored, offload.damaged = thread.store, thread.drop
+        offload.stored, offload.used, offload.damaged = thread.store, thread.touch, thread.drop
 
     @property
     def ready(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import mmap
 import os
 import struct
@@ -19,12 +20,17 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from inflight_engine.block_events import HASH_SIZE
 
+log = logging.getLogger(__name__)
+
 PAGE = 4096
 """Bytes to which direct I/O is aligned."""
 
 _NONCE, _TAG = 12, 16
 _NAME = struct.Struct(f"<{HASH_SIZE}sqQ{_NONCE}s")
 """A slot's name: hash of the block, its checksum, when it was written (a count), and the nonce of its bytes."""
+
+_NO_DIRECT_IO = (errno.EINVAL, errno.EOPNOTSUPP)
+_BUFFERED = "the file system of the disk has no direct I/O: blocks of the KV cache go through the page cache"
 
 _MOST_FILES = 64
 """Engines that share a folder, at most: each has a file of its own."""
@@ -143,7 +149,7 @@ class DiskStore:
         """
         slot = self._slots[block_hash]
         try:
-            if os.preadv(self._file, [self._buffer], slot * self._slot_bytes) != self._slot_bytes:
+            if self._transfer(os.preadv, [self._buffer], slot * self._slot_bytes) != self._slot_bytes:
                 raise DamagedError("the file is cut")
             name = self._opened_name()
             if name is None or name[0] != block_hash:
@@ -159,6 +165,11 @@ class DiskStore:
             raise
         self._slots.move_to_end(block_hash)
         return checksum
+
+    def touch(self, block_hash: bytes) -> None:
+        """Count a block as used, if it is here."""
+        if block_hash in self._slots:
+            self._slots.move_to_end(block_hash)
 
     def drop(self, block_hash: bytes) -> None:
         """Forget a block, if it is here."""
@@ -203,7 +214,7 @@ class DiskStore:
         """Find the blocks that are in the file."""
         found: list[tuple[int, bytes, int]] = []
         for slot in range(self._size):
-            count = os.preadv(self._file, [self._buffer[:PAGE]], slot * self._slot_bytes)
+            count = self._transfer(os.preadv, [self._buffer[:PAGE]], slot * self._slot_bytes)
             name = self._opened_name() if count == PAGE else None
             if name is None:
                 self._empty.append(slot)
@@ -240,8 +251,21 @@ class DiskStore:
         """Write a part of the buffer to a slot."""
         data = self._buffer[part]
         start = slot * self._slot_bytes + (part.start or 0)
-        if os.pwrite(self._file, data, start) != len(data):
+        if self._transfer(os.pwritev, [data], start) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _transfer(self, call: Callable[[int, list[memoryview], int], int], data: list[memoryview], start: int) -> int:
+        """Read or write. Some file systems take the flag of direct I/O and refuse the I/O: then the page cache is used
+        from now on."""
+        try:
+            return call(self._file, data, start)
+        except OSError as error:
+            flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
+            if error.errno not in _NO_DIRECT_IO or not flags & os.O_DIRECT:
+                raise
+            fcntl.fcntl(self._file, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+            log.info(_BUFFERED)
+            return call(self._file, data, start)
 
 
 def _open(folder: Path) -> int:
@@ -259,7 +283,9 @@ def _open(folder: Path) -> int:
             raise
         else:
             # The page cache would take CPU time for each block, and memory for copies of what host memory gave up.
-            with suppress(OSError):  # The file system has no direct I/O.
+            try:
                 fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_DIRECT)
+            except OSError:
+                log.info(_BUFFERED)
             return file
     raise OSError(errno.EMFILE, f"all {_MOST_FILES} files in {folder} are in use")

@@ -91,6 +91,7 @@ class DiskThread:
         self._reads: deque[Read] = deque()
         self._writes: deque[tuple[int, bytes]] = deque()
         self._drops: deque[bytes] = deque()
+        self._used: deque[bytes] = deque()
         self._work = threading.Condition()
         self._writes_from = 0.0
         self._block_from: float | None = None
@@ -164,6 +165,13 @@ class DiskThread:
             self._drops.extend(hashes)
             self._work.notify()
 
+    def touch(self, hashes: Sequence[bytes]) -> None:
+        """Count blocks as used, as far as they are on the disk."""
+        if self._store is not None:
+            with self._work:
+                self._used.extend(hashes)
+                self._work.notify()
+
     def take(self) -> list[Done]:
         """Take the results that are there."""
         return [self._results.popleft() for _ in range(len(self._results))]
@@ -206,15 +214,18 @@ class DiskThread:
     def _work_once(self, store: DiskStore) -> bool:
         """Wait for something to do, and do it; False: the thread should end."""
         with self._work:
-            while not (self._closed or self._drops or self._reads or self._writes):
+            while not (self._closed or self._drops or self._used or self._reads or self._writes):
                 self._work.wait()
             if self._closed:
                 return False
             dropped = [self._drops.popleft() for _ in range(len(self._drops))]
+            used = [self._used.popleft() for _ in range(len(self._used))]
             read = self._reads[0] if self._reads else None
             write = self._writes.popleft() if read is None and self._writes else None
         for block_hash in dropped:
             store.drop(block_hash)
+        for block_hash in used:
+            store.touch(block_hash)
         if read is not None:
             done = Done(read.number, self._read(store, read))
             self._results.append(done)

@@ -343,17 +343,6 @@ def parameters_of(schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {name: {**definitions, **(each if isinstance(each, dict) else {})} for name, each in properties.items()}
 
 
-def enum_of(schema: Mapping[str, Any]) -> list[Any] | None:
-    """Values that a schema lists, or the definition that it refers to; None: it lists none."""
-    part = schema
-    for _ in range(MAX_DEPTH):
-        stated = part.get("enum")
-        if isinstance(stated, list):
-            return stated
-        part = _referred(part, schema)
-    return None
-
-
 def _referred(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
     """The definition that a schema refers to; empty: it refers to none."""
     path = schema.get("$ref")
@@ -380,7 +369,7 @@ def _types(schema: Any, root: Mapping[str, Any], known: dict[int, set[str]], dep
         return {each for each in stated if isinstance(each, str)}
     if "const" in schema or isinstance(schema.get("enum"), list):
         values = [schema["const"]] if "const" in schema else schema["enum"]
-        return {_type_of(value) for value in values}
+        return {type_of(value) for value in values}
     if isinstance(schema.get("$ref"), str):
         target = _referred(schema, root)
         if target and id(target) not in known:
@@ -394,7 +383,8 @@ def _types(schema: Any, root: Mapping[str, Any], known: dict[int, set[str]], dep
     return set().union(*found) if all(found) else set()
 
 
-def _type_of(value: Any) -> str:
+def type_of(value: Any) -> str:
+    """The JSON type of a value."""
     if value is None:
         return "null"
     for kind, name in ((bool, "boolean"), (int, "integer"), (float, "number"), (str, "string"), (list, "array")):
@@ -411,7 +401,7 @@ def value_of(text: str, types: set[str]) -> str:
     """JSON of an argument that is written as text: JSON of one of these types, else a string. No types: any."""
     written = _PYTHON_WORDS.get(text.strip(), text.strip())
     try:
-        kind = _type_of(json.loads(written, parse_constant=_refuse))
+        kind = type_of(json.loads(written, parse_constant=_refuse))
     except (ValueError, RecursionError):
         kind = "string"
     wanted = not types or kind in types or (kind == "integer" and "number" in types)

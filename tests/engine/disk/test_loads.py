@@ -23,6 +23,7 @@ class Thread:
     def __init__(self):
         self.disk = set()
         self.sent = []
+        self.used = []
         self.results = []
         self.seconds_per_block = self.read_at = self.stalled = 0.0
         self.num_reads = 0
@@ -39,6 +40,9 @@ class Thread:
 
     def drop(self, hashes):
         self.disk.difference_update(hashes)
+
+    def touch(self, hashes):
+        self.used += hashes
 
     def load(self, read):
         self.sent.append(read)
@@ -95,6 +99,15 @@ class Waiting:
 @pytest.fixture
 def waiting():
     return Waiting()
+
+
+def test_blocks_that_host_memory_has_when_the_device_evicts_them_again_count_as_used_on_the_disk(waiting):
+    """They are not copied again, so the disk would give up first what is used most."""
+    hashes, evict = waiting.request(0).block_hashes, waiting.scheduler.running.pool.offload
+    evict(np.arange(3), hashes[:3])
+    assert waiting.thread.used == []
+    evict(np.arange(4), hashes[1:5])
+    assert waiting.thread.used == hashes[1:3]
 
 
 def test_a_request_waits_until_its_blocks_are_in_host_memory_and_loads_them(waiting):

@@ -87,6 +87,12 @@ class StoreMachine(RuleBasedStateMachine):
                 read(self.store, name)
 
     @rule(name=st.sampled_from(NAMES))
+    def touch(self, name):
+        self.store.touch(name)
+        if name in self.kept:
+            self.kept[name] = self.kept.pop(name)
+
+    @rule(name=st.sampled_from(NAMES))
     def drop(self, name):
         self.store.drop(name)
         assert self.lost == ([name] if self.kept.pop(name, None) else [])
@@ -226,7 +232,7 @@ def test_a_write_that_fails_costs_its_block_only(store, monkeypatch, error):
         def fails(*_):
             raise OSError(error, "fails")
 
-        patched.setattr(store_module.os, "pwrite", fails)
+        patched.setattr(store_module.os, "pwritev", fails)
         with pytest.raises(OSError, match="fails"):
             store.write(NAMES[1], memoryview(block_of(NAMES[1])), 1)
     assert store.hashes() == [NAMES[0]]
@@ -248,7 +254,7 @@ def test_a_block_that_cannot_be_read_is_dropped(store, monkeypatch):
     assert not store.has(NAMES[0])
 
 
-def test_the_page_cache_is_passed_by_where_the_file_system_lets_it_be(tmp_path, monkeypatch):
+def test_the_page_cache_is_passed_by_where_the_file_system_lets_it_be(tmp_path, monkeypatch, caplog):
     store = make(tmp_path)
     flags = fcntl.fcntl(store._file, fcntl.F_GETFL)
     store.close()
@@ -265,10 +271,36 @@ def test_the_page_cache_is_passed_by_where_the_file_system_lets_it_be(tmp_path, 
         return call(file, command, *arguments)
 
     monkeypatch.setattr(store_module.fcntl, "fcntl", refused)
+    caplog.set_level("INFO")
     store = make(tmp_path)
     store.write(NAMES[0], memoryview(block_of(NAMES[0])), 1)
     assert read(store, NAMES[0]) == (block_of(NAMES[0]), 1)
     store.close()
+    assert caplog.text.count("no direct I/O") == 1
+
+
+@pytest.mark.parametrize("call", ["preadv", "pwritev"])
+def test_a_file_system_that_takes_the_flag_of_direct_io_and_refuses_the_io_gets_it_through_the_page_cache(
+    tmp_path, monkeypatch, caplog, call
+):
+    transfer = getattr(os, call)
+
+    def refused(file, *arguments):
+        if fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return transfer(file, *arguments)
+
+    monkeypatch.setattr(store_module.os, call, refused)
+    caplog.set_level("INFO")
+    store = make(tmp_path)
+    for name in NAMES[:2]:
+        store.write(name, memoryview(block_of(name)), 1)
+        assert read(store, name) == (block_of(name), 1)
+    assert caplog.text.count("no direct I/O") == 1
+    store.close()
+    again = make(tmp_path)
+    assert again.hashes() == NAMES[:2]
+    again.close()
 
 
 def test_a_size_without_room_for_a_block_is_refused(tmp_path):

@@ -137,6 +137,41 @@ def test_blocks_beyond_the_bound_of_the_queue_are_dropped_and_counted(open_threa
     until(lambda: not thread._writes)
 
 
+def test_a_block_that_is_used_again_stays_when_others_need_room(open_thread, memory):
+    thread = open_thread(slots=2)
+    for place, name in enumerate(NAMES[:2]):
+        memory.put(place, name)
+        written(thread, place, name)
+    until(lambda: thread.usage() == 2)
+    thread.touch([NAMES[0], NAMES[8]])
+    until(lambda: not thread._used)
+    memory.put(2, NAMES[2])
+    thread.store([2], [NAMES[2]])
+    until(lambda: thread.num_stored == 3)
+    assert [name for name in NAMES if thread.has(name)] == [NAMES[0], NAMES[2]]
+
+
+def test_until_the_disk_is_open_nothing_is_found_or_written_and_no_read_waits(tmp_path, memory):
+    opens = threading.Event()
+
+    def open_store():
+        assert opens.wait(10)
+        return DiskStore(tmp_path, 4 * 8192, BLOCK, b"k" * 32)
+
+    thread = DiskThread(open_store, memory, content=memory.contents.get, wake=lambda: None)
+    thread.start()
+    memory.put(0, NAMES[0])
+    thread.store([0], [NAMES[0]])
+    thread.touch([NAMES[0]])
+    thread.load(Read(1, [NAMES[0]], [1]))
+    assert (thread.has(NAMES[0]), thread.usage(), thread.take()) == (False, 0, [Done(1, [])])
+    opens.set()
+    until(lambda: thread._store is not None)
+    written(thread, 0, NAMES[0])
+    until(lambda: thread.num_stored == 1)
+    thread.close()
+
+
 def test_events_tell_what_is_on_the_disk_after_a_restart_too(open_thread, memory):
     thread = open_thread(slots=2, events=True)
     for place, name in enumerate(NAMES[:3]):

@@ -23,7 +23,7 @@ def names(chosen):
         (ModelText(chat_template="[TOOL_CALLS] [ARGS] [THINK]"), ("mistral", "mistral")),
         (ModelText(chat_template="<|channel|>analysis functions."), ("openai", "openai_gptoss")),
         (ModelText(chat_template="no marks", model_type="kimi_k2"), ("kimi_k2", None)),
-        (ModelText('{"open": "<|tool_call>"}', "<tool_call>", "qwen3"), ("gemma4", None)),
+        (ModelText("open\n<|tool_call>", "<tool_call>", "qwen3"), ("gemma4", None)),
     ],
 )
 def test_files_of_the_model_tell(model, expected):

@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors
 
+from inflight_engine.formats.choose import choose
 from inflight_engine.models.checkpoints.generation_config import SamplingDefaults
 from inflight_engine.models.checkpoints.source import ModelFiles, ModelSourceError, resolve
 from inflight_engine.models.tokens import tokenizer as tokenizer_module
@@ -214,6 +215,22 @@ def test_of_named_templates_the_default_one_is_taken(folder):
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
     write(folder, "tokenizer_config.json", {"chat_template": named})
     assert load(folder).decode(load(folder).encode_chat(Conversation([]))) == "plain"
+
+
+@pytest.mark.parametrize(
+    ("response_template", "name"),
+    [
+        ({"fields": {"tool_calls": {"open_pattern": "<\\|tool_call>"}, "end": ["<|tool_call>"]}}, "gemma4"),
+        ({"tool_calls": '{"name": "f", "parameters": {}}', "end": "<|eot_id|>"}, "llama3_json"),
+        ("[TOOL_CALLS]f[ARGS]{}", "mistral"),
+        (None, "hermes"),
+        ({"thinking": "none"}, "hermes"),
+    ],
+)
+def test_the_response_template_names_the_format_before_the_chat_template(folder, response_template, name):
+    settings = {"chat_template": "<tool_call>", "response_template": response_template}
+    write(folder, "tokenizer_config.json", settings)
+    assert name in choose(load(folder).model_text).format.names
 
 
 def test_without_a_chat_template_a_conversation_is_refused(folder):

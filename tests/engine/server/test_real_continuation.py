@@ -34,19 +34,19 @@ def tells(comments):
     return any(comment.startswith("t ") for comment in comments)
 
 
-def ask(http, body):
-    answer = http.post("/v1/completions", json=body, headers=HEADERS)
+def ask(http, body, path="/v1/completions"):
+    answer = http.post(path, json=body, headers=HEADERS)
     assert answer.status_code == 200, answer.text
     return answer.text
 
 
-def continued(http, body, found, cut):
+def continued(http, body, found, cut, path="/v1/completions"):
     """State of a relay after an answer that is cut behind a frame, and again after each continuation."""
     kept = Kept([Choice() for _ in range(body.get("n", 1))])
     kept.read(found[:cut])
     while not kept.complete:
-        kept.read(frames(ask(http, body | kept.cut())))
-    if not body["stream"]:
+        kept.read(frames(ask(http, body | kept.cut(), path)))
+    if not body.get("stream"):
         return whole(kept.whole)
     return told(kept.data if kept.data[-1:] == ["[DONE]"] else [*kept.data, "[DONE]"], "")
 
@@ -83,3 +83,40 @@ def test_a_drawn_seed_is_told_and_continues_the_same_stream_of_random_numbers(se
         kept.read(rest)
     assert kept.choices == expected.choices
     assert told(kept.data, "")[1] == told(expected.data, "")[1]
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "paint",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {"color": {"type": "string", "minLength": 3, "maxLength": 12}, "coats": {"maximum": 9}},
+            "required": ["color", "coats"],
+        },
+    },
+}
+SHAPE = {"properties": {"name": {"type": "string", "minLength": 4, "maxLength": 16}}, "required": ["name"]}
+BOUND = {
+    "demanded calls": {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False},
+    "JSON of a schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SHAPE}}},
+}
+
+
+@pytest.mark.parametrize("parser", ["hermes", "qwen3_coder"])
+def test_greedy_tool_calls_and_json_that_are_cut_equal_those_without_a_cut(own_server, parser):
+    server = own_server("--tool-call-parser", parser)
+    with httpx.Client(base_url=server.url, timeout=120) as http:
+        for fields in BOUND.values():
+            messages = [{"role": "user", "content": "Paint the door."}]
+            body = {"messages": messages, "max_tokens": 64, "temperature": 0, **fields}
+            path = "/v1/chat/completions"
+            plain = http.post(path, json=body, headers={"x-request-id": "one"})
+            assert plain.status_code == 200, plain.text
+            (expected,) = whole(plain.json())["choices"]
+            assert ("tools" in fields) == bool(expected["message"].get("tool_calls"))
+            found = frames(ask(http, body, path))
+            for cut in (2, len(found) // 2, len(found) - 2):
+                (seen,) = continued(http, body, found, cut, path)["choices"]
+                assert seen == expected, f"cut behind frame {cut} of {len(found)}"

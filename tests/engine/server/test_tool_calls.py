@@ -302,20 +302,22 @@ async def test_a_function_whose_calls_have_no_grammar_is_refused_where_it_must_b
     assert error["message"].startswith(("tools: ", "tools.0.function.parameters: "))
 
 
+WRONG = [
+    ({"parameters": {"properties": {"a": {"pattern": "("}}}}, "1.function.parameters.properties.a", "unclosed"),
+    ({"parameters": {"properties": {"a": {"not": {}}}}, "strict": True}, "1.function.parameters.properties.a", "not"),
+]
+NO_DEFINITION = ({"parameters": {"$ref": "#/$defs/no"}}, "1.function.parameters", "'/$defs/no' does not exist")
+
+
 @pytest.mark.parametrize(
-    ("function", "place", "said"),
+    ("parser", "function", "place", "said"),
     [
-        ({"parameters": {"properties": {"a": {"pattern": "("}}}}, "1.function.parameters.properties.a", "unclosed"),
-        ({"parameters": {"$ref": "#/$defs/no"}}, "1.function.parameters", "'/$defs/no' does not exist"),
-        (
-            {"parameters": {"properties": {"a": {"not": {}}}}, "strict": True},
-            "1.function.parameters.properties.a",
-            "not",
-        ),
+        ("hermes", *NO_DEFINITION),
+        *((parser, *each) for parser in ("hermes", "qwen3_coder", "gemma4", "pythonic") for each in WRONG),
     ],
 )
-async def test_a_function_whose_schema_is_refused_is_named(make_fake, function, place, said):
-    fake = await make_fake(tool_call_parser="hermes")
+async def test_a_function_whose_schema_is_refused_is_named(make_fake, parser, function, place, said):
+    fake = await make_fake(tool_call_parser=parser)
     tools = [TOOL, {"type": "function", "function": {"name": "wrong", **function}}]
     choices = ["required", {"type": "function", "function": {"name": "wrong"}}]
     for choice in choices:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -291,9 +290,8 @@ def _from_folder(files: ModelFiles, generation: GenerationConfig, own_template: 
         eos = () if eos_id is None else (eos_id,)
     template = own_template or _folder_template(files, settings)
     chat_template = ChatTemplate(template, special_tokens) if template else None
-    response_template = settings.get("response_template")
     model_text = ModelText(
-        "" if response_template is None else json.dumps(response_template, ensure_ascii=False),
+        "\n".join(_texts(settings.get("response_template"))),
         template or "",
         str(config.get("model_type", "")),
     )
@@ -315,6 +313,20 @@ def _folder_template(files: ModelFiles, settings: dict[str, Any]) -> str | None:
     if isinstance(template, list):
         return next((t["template"] for t in template if t["name"] == "default"), None)
     return template
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Keys and strings in a JSON value."""
+    match value:
+        case str():
+            yield value
+        case dict():
+            for key, each in value.items():
+                yield key
+                yield from _texts(each)
+        case list():
+            for each in value:
+                yield from _texts(each)
 
 
 def _optional_json(files: ModelFiles, name: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from inflight_contract.errors import ApiError, bad_request
+from inflight_engine.formats.arguments import UnenforceableError
 from inflight_engine.formats.calls import MAX_NAME, is_name
 from inflight_engine.formats.choose import Chosen
 from inflight_engine.formats.forced_runs import MAX_FORCED
@@ -316,6 +317,10 @@ class ChatCompletionRequest(OpenAIFields, TemplateFields):
                 for index, each in named.items()
             }
             return of_grammar("tools", text, short_runs=sum(map(longest_run, plain)) <= MAX_FORCED, parts=parts)
+        except UnenforceableError as error:
+            index = next(i for i, each in named.items() if each.strict and each.name == error.name)
+            message = f"tools.{index}.function.parameters{error.place}: {error}"
+            raise bad_request(message, "tools", INVALID) from None
         except ValueError as error:
             raise bad_request(f"tools: {error}", "tools", INVALID) from None
 
