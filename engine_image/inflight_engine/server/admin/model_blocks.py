@@ -51,7 +51,7 @@ async def block(entry: str, number: Number, request: Request, service: ServiceOf
 
 @router.head(PATH)
 async def has_block(entry: str, number: Number, service: ServiceOf) -> Response:
-    """Whether the block is here. While the model loads, this waits for it for a second."""
+    """Answers whether the block is here. While the model loads, it waits for the block for a second."""
     until = time.monotonic() + _WAIT_SECONDS
     while await _find(service, entry, number) is None:
         missing = _missing(service)
