@@ -11,7 +11,6 @@ WAITING_PROMPT_TOKENS: Final = (
     "Prompt tokens not yet computed, of waiting requests and requests in prefill.",
 )
 DRAINING: Final = ("inflight_draining", "1 while the engine drains.")
-ASLEEP: Final = ("inflight_asleep", "1 while the memory of the KV cache is given back, until the next request.")
 MAX_NUM_SEQS: Final = ("inflight_max_num_seqs", "Limit in force of the requests that run at once.")
 MAX_NUM_SEQS_CAPACITY: Final = ("inflight_max_num_seqs_capacity", "Upper bound of max_num_seqs.")
 MAX_NUM_BATCHED_TOKENS: Final = ("inflight_max_num_batched_tokens", "Limit in force of the tokens in a step.")

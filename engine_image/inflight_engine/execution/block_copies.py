@@ -56,11 +56,14 @@ class Checksums:
         return (self._sums[host_block_ids] != self._of(rows, products)).sum()
 
     def _of(self, rows: torch.Tensor, products: torch.Tensor | None) -> torch.Tensor:
+        if rows.is_cpu:  # in one thread, as the copies
+            return torch.from_numpy(rows.numpy() @ self._weights.numpy()) + _SEED
         return torch.mul(rows, self._weights, out=products).sum(1) + _SEED
 
 
 class DirectCopies:
-    """Copies block by block, for a cache that is in host memory itself.
+    """Copies block by block, for a cache that is in host memory itself, in one thread: on busy cores, torch's threads
+    wait for each other longer than a block takes.
 
     Args:
         blocks: [num_blocks, ...], a view of the cache.
@@ -68,15 +71,16 @@ class DirectCopies:
     """
 
     def __init__(self, blocks: torch.Tensor, host: torch.Tensor) -> None:
-        self._blocks = blocks
-        self._host = host.view(blocks.dtype).view(len(host), *blocks.shape[1:])
+        words = _words(blocks)
+        self._blocks = words.numpy()
+        self._host = host.view(words.dtype).view(len(host), *words.shape[1:]).numpy()
         self._rows = _words(host)
         self.checksums = Checksums(len(host), self._rows[0]) if len(host) else None
 
     def copy_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
         """Copy blocks of the cache to host memory."""
         for block_id, host_block_id in zip(block_ids, host_block_ids, strict=True):
-            self._host[host_block_id].copy_(self._blocks[block_id])
+            np.copyto(self._host[host_block_id], self._blocks[block_id])
             if self.checksums is not None:
                 place = slice(host_block_id, host_block_id + 1)
                 self.checksums.note(place, self._rows[place])
@@ -88,7 +92,7 @@ class DirectCopies:
             if self.checksums is not None:
                 place = slice(host_block_id, host_block_id + 1)
                 num_damaged += self.checksums.num_damaged(place, self._rows[place])
-            self._blocks[block_id].copy_(self._host[host_block_id])
+            np.copyto(self._blocks[block_id], self._host[host_block_id])
         return num_damaged
 
     def settle(self) -> None:

@@ -32,6 +32,10 @@ class Thread:
     def ready(self):
         return bool(self.results)
 
+    @property
+    def busy(self):
+        return bool(self.sent or self.results)
+
     def has(self, block_hash):
         return block_hash in self.disk
 
@@ -192,6 +196,21 @@ def test_a_request_that_is_cancelled_while_it_waits_never_comes(waiting):
     waiting.thread.answer()
     assert waiting.loads.take() == []
     assert waiting.scheduler.offload._tier._pool.usage == 0
+
+
+def test_blocks_are_on_their_way_until_they_are_taken_also_for_a_request_that_is_gone(waiting):
+    """Host memory must not be given back before that."""
+    assert not waiting.loads.busy
+    request = waiting.request(0)
+    waiting.thread.disk.update(request.block_hashes)
+    waiting.loads.put(request)
+    waiting.loads.cancel(0)
+    assert waiting.loads.busy
+    waiting.loads.send()
+    waiting.thread.answer()
+    assert waiting.loads.busy
+    waiting.loads.take()
+    assert not waiting.loads.busy
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,11 @@ def _engine_state(page: Families, demand: Demand, now: Gauges) -> None:
         demand.predicted_seconds(load),
     )
     page.gauge(*shared.DRAINING, float(now.draining))
-    page.gauge(*shared.ASLEEP, float(now.asleep))
+    page.gauge(
+        "inflight_asleep",
+        "1 while the memory of the KV cache is given back, until the next request.",
+        float(now.asleep),
+    )
 
 
 def _tiers(page: Families, counts: Counts, load: Load, tiers: Collection[str]) -> None:
