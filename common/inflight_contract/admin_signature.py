@@ -10,6 +10,7 @@ The protocol, on plain HTTP to an address that may by now belong to another pod:
   and the signature matches.
 - The response to an accepted call, including errors, has the header `Inflight-Proof`: the lower-case hex
   HMAC-SHA256, with the token as its key, of "proof\\n" and SIGNATURE. Only the intended pod can create it.
+- A response whose content matters as well has the HMAC of "content\\n", SIGNATURE, "\\n" and that content.
 
 A recorded call can be replayed to the same pod until its time expires. Changes of limits carry a revision, and older
 revisions are rejected.
@@ -91,6 +92,11 @@ def signature(token: bytes, method: str, path: str, pod: str, time: str, body: b
 def proof(token: bytes, signature: str) -> str:
     """Lower-case hex, of a call with this signature."""
     return _mac(token, f"proof\n{signature}")
+
+
+def content_proof(token: bytes, signature: str, content: str) -> str:
+    """Lower-case hex, for `content` in the response to a call with this signature."""
+    return _mac(token, f"content\n{signature}\n{content}")
 
 
 def authorization(pod: str, time: str, signature: str) -> str:

@@ -42,6 +42,19 @@ class EngineConfig(SchedulingSettings):
         ge=0,
         unit="bytes",
     )
+    peers_file: str | None = setting(
+        None,
+        "JSON with addresses of engines by pod: weights of a remote model are read from those that have them, through "
+        "model_cache, before the source; need not exist",
+        metavar="FILE",
+    )
+    peers_tpot: float | None = setting(
+        None,
+        "peers read nothing from this engine while its steps take longer than so many seconds (default: the shortest "
+        "tpot of a service_class)",
+        ge=0.001,
+        unit="seconds",
+    )
     device: Device = setting("auto", "auto takes a GPU when there is one")
     dtype: DType = setting("auto", "of weights and KV cache; auto: bfloat16 where the device is faster in it")
     quantization: Quantization = setting("none", "of weights, on a CPU with the native kernels: int8 or int4")

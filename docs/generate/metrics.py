@@ -9,9 +9,10 @@ from prometheus_client import Metric
 from docs.generate.markdown import GENERATED, cell, code, table
 from inflight_base.manifest.keys import ServiceKey
 from inflight_cost.model import CostModel
-from inflight_engine.messages import EngineReady, Loading, StepCost
+from inflight_engine.messages import EngineReady, Loading, StepCost, WeightsRead
 from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.server.admission.demand import Demand, Load
+from inflight_engine.server.admission.peer_reads import PeerReads
 from inflight_engine.server.engine.session import NO_STATS
 from inflight_engine.server.requests.counts import Counts
 from inflight_engine.server.telemetry.page import EngineMetrics, Gauges
@@ -64,7 +65,7 @@ def page() -> str:
 def engine_families() -> list[Metric]:
     """All families of an engine that has measured its steps and serves a class with targets."""
     runner = RunnerInfo(1, 1, 1, 1, 1, "cpu", "float32", "native", 0.0, digest="sha256:0", cache_problem="full")
-    ready = EngineReady(Limits(1, 1), runner)
+    ready = EngineReady(Limits(1, 1), runner, WeightsRead(0, 0, 0))
     target = ServiceClass(ttft_target=1.0, tpot_target=1.0)
     now = Gauges(
         Load(NO_STATS, ready.capacity, ready, 0, 0), {target.name: 0}, draining=False, loading=Loading(0, 1, 0.0)
@@ -75,6 +76,7 @@ def engine_families() -> list[Metric]:
     demand.output_lengths.generated(0, 1)
     demand.output_lengths.ended(1)
     metrics.dropped_events = lambda: 0
+    metrics.peer_reads = PeerReads(None, (), lambda: NO_STATS)
     return metrics.collect()
 
 

@@ -31,7 +31,7 @@ from inflight_engine.engine import Engine
 from inflight_engine.grammars.compiled import Grammars
 from inflight_engine.grammars.waiting import CompilingRequests
 from inflight_engine.load_rates import LoadRateMeter
-from inflight_engine.messages import EngineFailed, EngineReady, Loading, LongStep, Shutdown, Starting
+from inflight_engine.messages import EngineFailed, EngineReady, Loading, LongStep, Shutdown, Starting, WeightsRead
 from inflight_engine.models.checkpoints.source import is_remote, resolve_configured
 from inflight_engine.models.reading_progress import READING
 from inflight_engine.native.kept_weights import inherited
@@ -118,7 +118,22 @@ def load(
         device_failed=device_failed,
         load_rates=None if info.copy_tokens_per_second is None else LoadRateMeter(info.copy_tokens_per_second),
     )
-    return engine, EngineReady(capacity, info)
+    return engine, EngineReady(capacity, info, _weights_read(config))
+
+
+def _weights_read(config: EngineConfig) -> WeightsRead | None:
+    if config.peers_file is None:
+        return None
+    from inflight_engine.models.remote.peers import peers_in
+
+    counts = peers_in(config.peers_file).counts
+    log.info(
+        "weights: %.2f GB from peers, %.2f GB from the source; peers failed %d times",
+        counts.peer_bytes / 1e9,
+        counts.source_bytes / 1e9,
+        counts.failures,
+    )
+    return WeightsRead(counts.peer_bytes, counts.source_bytes, counts.failures)
 
 
 def _vocabulary(config: EngineConfig, vocab_size: int) -> LLTokenizer:

@@ -90,11 +90,26 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Leave the loop and exit 0."""
 
 
+class WeightsRead(msgspec.Struct, frozen=True):
+    """Bytes of weights that the engine process read from peers and from the source, and how often a peer failed. What
+    was in the model cache does not count."""
+
+    peer_bytes: int
+    source_bytes: int
+    peer_failures: int
+
+
 class EngineReady(msgspec.Struct, frozen=True, tag=True):
-    """The model is loaded and the first request may come. `capacity`: maximum of the live limits."""
+    """The model is loaded and the first request may come.
+
+    Attributes:
+        capacity: maximum of the live limits.
+        weights: how they came; None: peers are not asked.
+    """
 
     capacity: Limits
     runner: RunnerInfo
+    weights: WeightsRead | None = None
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):

@@ -195,7 +195,7 @@ def run(traffic: Traffic, rounds: int, times: float, share: float, folder: str, 
     Returns:
         A row for each engine, how many conversations had the same tokens with all engines (not all where sums depend on
         what else is in a step, as in bfloat16, as loads change which requests share one), what the tiers cost prompts
-        that share nothing, in seconds and by the ratio of throughputs, and the bytes/s.
+        that share nothing, in seconds, of the CPU too, and by the ratio of throughputs, and the bytes/s.
     """
     num_blocks = traffic.cache_blocks(times)
     config = {"block_size": BLOCK, "num_kv_blocks": num_blocks, "max_num_seqs": traffic.at_once} | fields
@@ -228,15 +228,18 @@ def _without_reuse(device: Conversing, disk: Conversing, traffic: Traffic, round
     """Prompts that share nothing, in turns both ways round: what the tiers cost requests that do not use them."""
     prompts = Traffic(traffic.conversations, 1, traffic.longest, traffic.at_once)
     seconds: dict[str, list[float]] = {"device": [], "device, host memory and disk": []}
+    cpu_seconds = dict.fromkeys(seconds, 0.0)
     for seed in range(2 * rounds):
         engines = list(zip(seconds, (device, disk), strict=True))
         for name, engine in engines[:: -1 if seed % 2 else 1]:
-            engine.measured = Measured()
+            engine.measured, cpu_before = Measured(), time.process_time()
             engine.converse(prompts, 10_000 + seed)
+            cpu_seconds[name] += time.process_time() - cpu_before
             seconds[name].append(engine.measured.seconds)
     ratios = [alone / tiers for alone, tiers in zip(*seconds.values(), strict=True)]
     return {
         "without_reuse": {name: round(sum(each), 2) for name, each in seconds.items()},
+        "cpu_seconds": {name: round(each, 2) for name, each in cpu_seconds.items()},
         "throughput_with_tiers": round(float(np.median(ratios)), 3),
         "in_turns": [round(ratio, 3) for ratio in ratios],
     }

@@ -54,7 +54,7 @@ def calls_grammar(form: Format, tools: Sequence[Mapping[str, Any]], token_of: To
         several: more than one call is allowed.
 
     Raises:
-        UnenforceableError: a strict function has a schema that calls cannot be bound to in this format.
+        UnenforceableError: calls cannot be bound to the schema of a function in this format.
         ValueError: it is too long.
     """
     text = GrammarText(token_of)

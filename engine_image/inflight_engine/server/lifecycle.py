@@ -23,7 +23,6 @@ from inflight_engine.server.engine.spare import Spare
 from inflight_engine.server.engine.supervisor import Supervisor
 from inflight_engine.server.http.middleware import OpenResponses
 from inflight_engine.server.service import Service
-from inflight_engine.server.settings.config import ServerConfig
 
 if TYPE_CHECKING:
     from inflight_engine.models.tokens.tokenizer import Tokenizer  # imports the tokenizers library
@@ -92,7 +91,7 @@ class Lifecycle:
     async def _load(self) -> None:
         service = self._service
         try:
-            tokenizer, digest = await _in_daemon_thread(service.config)
+            tokenizer, digest = await _in_daemon_thread(service)
             ready = await service.session.first_ready
             if service.session.failure.done():  # The engine died while the tokenizer was still loading.
                 return
@@ -226,14 +225,14 @@ class Lifecycle:
             task.cancel()
 
 
-async def _in_daemon_thread(config: ServerConfig) -> tuple[Tokenizer, str]:
+async def _in_daemon_thread(service: Service) -> tuple[Tokenizer, str]:
     """Load the tokenizer; a download that hangs must not keep the process from ending, so no executor."""
     loaded: Future[tuple[Tokenizer, str]] = Future()
     loaded.set_running_or_notify_cancel()  # who waits for it may be cancelled, it is not
 
     def load() -> None:
         try:
-            loaded.set_result(_load_tokenizer(config))
+            loaded.set_result(_load_tokenizer(service))
         except Exception as error:
             loaded.set_exception(error)
 
@@ -241,10 +240,15 @@ async def _in_daemon_thread(config: ServerConfig) -> tuple[Tokenizer, str]:
     return await asyncio.wrap_future(loaded)
 
 
-def _load_tokenizer(config: ServerConfig) -> tuple[Tokenizer, str]:
-    """Returns the tokenizer, and the version of the model."""
+def _load_tokenizer(service: Service) -> tuple[Tokenizer, str]:
+    """Returns the tokenizer, and the version of the model. From here on peers can read what the engine has loaded."""
     from inflight_engine.models.checkpoints.source import resolve_configured
     from inflight_engine.models.tokens.tokenizer import load_tokenizer
 
+    config = service.config
     files = resolve_configured(config.engine)
+    if files.remote is not None and config.engine.peers_file is not None:
+        from inflight_engine.models.remote.sharing import SharedBlocks
+
+        service.shared_blocks = SharedBlocks(files.remote)
     return load_tokenizer(files, config.generation_config, config.chat_template), digest_of(files)

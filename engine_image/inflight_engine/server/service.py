@@ -15,6 +15,7 @@ from inflight_engine.formats.choose import Chosen, choose
 from inflight_engine.models.checkpoints.generation_config import SamplingDefaults
 from inflight_engine.request import Thinking
 from inflight_engine.server.admission.admission import QueueAdmission
+from inflight_engine.server.admission.peer_reads import PeerReads
 from inflight_engine.server.answers.respond import Heartbeats
 from inflight_engine.server.engine.session import EngineSession
 from inflight_engine.server.requests.counts import Counts
@@ -28,6 +29,7 @@ from inflight_settings.engine import EngineConfig
 from inflight_settings.limits import LimitsInForce
 
 if TYPE_CHECKING:
+    from inflight_engine.models.remote.sharing import SharedBlocks  # has numpy, which takes long to import
     from inflight_engine.models.tokens.tokenizer import Tokenizer  # imports the tokenizers library
     from inflight_engine.server.telemetry.spans import Spans  # imports OpenTelemetry's SDK
 
@@ -47,6 +49,8 @@ class Service:
         heartbeats: of open responses for relays.
         tenants: determines the tenant of a request.
         spans: creates the traces of requests; None: no tracing.
+        shared_blocks: of the model's weights, for peers; None: none are shared, or the model is not resolved yet.
+        peer_reads: those under way.
     """
 
     def __init__(self, config: ServerConfig) -> None:
@@ -67,6 +71,11 @@ class Service:
         self.fingerprint = ""
         self.tenants = Tenants(trusted=config.trust_tenant_header, key_file=config.tenant_key_file)
         self.spans: Spans | None = None
+        self.shared_blocks: SharedBlocks | None = None
+        engine = config.engine
+        self.peer_reads = PeerReads(engine.peers_tpot, engine.classes, lambda: self.session.stats)
+        if engine.peers_file is not None:
+            self.metrics.peer_reads = self.peer_reads
         self.formats = Chosen()
         self.shown_ids: frozenset[int] = frozenset()
         self.thinking: Thinking | None = None

@@ -134,6 +134,34 @@ def test_an_engine_serves_a_model_from_s3_to_its_first_token(account, monkeypatc
         server.close()
 
 
+def test_a_second_engine_reads_the_weights_from_the_first_and_answers_the_same(account, monkeypatch, tmp_path, folder):
+    monkeypatch.delenv(FOLDER_VARIABLE)
+    peers, asked = tmp_path / "peers.json", {"prompt": "The capital", "max_tokens": 8, "temperature": 0}
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    addresses, answers, servers = {}, [], []
+    try:
+        for pod in ("first", "second"):
+            monkeypatch.setenv("INFLIGHT_POD_UID", pod)
+            (tmp_path / pod).mkdir()
+            sharing = f"--peers-file {peers} --model-cache {tmp_path / pod}/models --model-cache-size 1Gi"
+            server = RealServer(tmp_path / pod, *FLAGS, *sharing.split(), model="s3://models/tiny")
+            servers.append(server)
+            server.wait_ready()
+            answers.append(httpx.post(f"{server.url}/v1/completions", json=asked, timeout=60).json()["choices"])
+            addresses[pod] = server.url.removeprefix("http://")
+            peers.write_text(json.dumps(addresses))
+        pages = [httpx.get(f"{server.url}/metrics", timeout=60).text for server in servers]
+    finally:
+        for server in servers:
+            server.close()
+    assert answers[0] == answers[1]
+    for page, came_from in zip(pages, ("source", "peers"), strict=True):
+        found = dict(re.findall(r'^inflight_weights_read_bytes_total\{from="(\w+)",.*\} (\S+)$', page, re.M))
+        assert {name for name, value in found.items() if float(value) > 0} == {came_from}
+        assert float(found[came_from]) == size
+    assert float(re.search(r"^inflight_peer_sent_bytes_total\{.*\} (\S+)$", pages[0], re.M)[1]) == size
+
+
 def test_weights_are_those_that_were_put(account, folder):
     found = take_snapshot("s3://models/tiny")
     for shard in found.shards:

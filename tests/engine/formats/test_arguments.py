@@ -7,8 +7,8 @@ import re
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from inflight_engine.formats.arguments import UnenforceableError
 from inflight_engine.formats.grammar import calls_grammar
+from inflight_engine.formats.kinds import UnenforceableError
 from inflight_engine.formats.parser import Parsing
 from inflight_engine.formats.table import FORMATS
 from tests.engine.formats.answers import parse
@@ -127,6 +127,15 @@ def test_keywords_that_a_notation_cannot_write_refuse_strict_functions_by_their_
     with pytest.raises(UnenforceableError, match=f"^{keyword} cannot be enforced") as refused:
         make(strict=True)
     assert (refused.value.name, refused.value.place) == ("f", ".properties.a")
+
+
+@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("part", [{"enum": []}, {"type": "string", "enum": [1]}, {"anyOf": []}])
+def test_parameters_without_a_value_are_refused(name, part):
+    tool = {"name": "f", "parameters": {"properties": {"a": part}, "required": ["a"]}}
+    with pytest.raises(UnenforceableError, match=r"^a schema that no value follows") as refused:
+        calls_grammar(named(name), [tool], lambda _name: None, several=False)
+    assert refused.value.place == ".properties.a"
 
 
 @pytest.mark.parametrize("name", OWN)

@@ -258,6 +258,8 @@ def test_model_in_a_file_is_no_flag(tmp_path, capsys, model):
         ("serve m --preemption swap --swap-space 0", "--preemption swap needs host memory"),
         ("serve m --model-cache /models", "--model-cache needs a size, and the size a folder"),
         ("serve m --model-cache-size 1Gi", "--model-cache needs a size, and the size a folder"),
+        ("serve m --peers-file p.json", "--peers-file needs a folder that peers read: give --model-cache"),
+        ("serve m --peers-tpot 0.05", "--peers-tpot is for engines that peers read from: give --peers-file"),
         ("serve m --disk-space 1Gi --disk-path /kv", "--disk-space needs host memory and a folder"),
         ("serve m --disk-space 1Gi --swap-space 1Gi", "--disk-space needs host memory and a folder"),
         ("serve m --disk-space 1Gi --swap-space 1Gi --disk-path /kv --no-prefix-caching", "needs the prefix cache"),

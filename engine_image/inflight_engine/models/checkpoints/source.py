@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from inflight_engine.models.remote.cache import ModelCache
+    from inflight_engine.models.remote.peers import Peers
     from inflight_engine.models.remote.snapshot import Snapshot
     from inflight_settings.engine import EngineConfig
 
@@ -48,15 +49,21 @@ class ModelFiles:
 
 def resolve_configured(config: EngineConfig) -> ModelFiles:
     """Find the files of an engine's model, through its model cache. Raises ModelSourceError as `resolve`."""
-    cache = None
+    cache = peers = None
     if config.model_cache is not None:
         from inflight_engine.models.remote.cache import ModelCache
 
         cache = ModelCache(Path(config.model_cache), config.model_cache_size)
-    return resolve(config.model, config.revision, cache)
+    if config.peers_file is not None:
+        from inflight_engine.models.remote.peers import peers_in
+
+        peers = peers_in(config.peers_file)
+    return resolve(config.model, config.revision, cache, peers)
 
 
-def resolve(model: str, revision: str = "main", cache: ModelCache | None = None) -> ModelFiles:
+def resolve(
+    model: str, revision: str = "main", cache: ModelCache | None = None, peers: Peers | None = None
+) -> ModelFiles:
     """Find a model's files, downloading them from the Hugging Face hub when they are not in its local cache.
 
     A hub name honours the hub library's environment: `HF_TOKEN`, `HF_HOME`, `HF_HUB_OFFLINE`, `HF_ENDPOINT`.
@@ -66,6 +73,7 @@ def resolve(model: str, revision: str = "main", cache: ModelCache | None = None)
             (`REMOTE_SCHEMES`).
         revision: branch, tag or commit; only hub names have one.
         cache: the folder of models that engines share.
+        peers: engines that are asked for weights of a remote model before its source is.
 
     Raises:
         ModelSourceError: nothing there, not reachable, or not a model.
@@ -83,7 +91,7 @@ def resolve(model: str, revision: str = "main", cache: ModelCache | None = None)
     if is_remote(model):
         from inflight_engine.models.remote.snapshot import take_snapshot
 
-        snapshot = take_snapshot(model, cache)
+        snapshot = take_snapshot(model, cache, peers)
         return ModelFiles(model, snapshot.folder, remote=snapshot)
     raise ModelSourceError(f"model source {model} has an unknown scheme {scheme}://; supported: {SUPPORTED_SOURCES}")
 

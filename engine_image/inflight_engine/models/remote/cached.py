@@ -2,8 +2,8 @@
 
 An entry is a file in one version. `data` has its bytes in their places, `blocks` a record for each block that is there:
 the checksums of its pages. A process that wants a block that is missing locks the block's byte of `blocks`, reads the
-block from the store, and writes data and record; others wait for the lock and then read what was written. A process
-that is killed leaves blocks without a record, which are read from the store again.
+block from a peer or the store, and writes data and record; others wait for the lock and then read what was written. A
+process that is killed leaves blocks without a record, which are read again.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from inflight_engine.models.remote.cache import CacheError, Entry, ModelCache, NoRoomError, wait_for, warn
 from inflight_engine.models.remote.stores import PIECE, RemoteFile, Store
+
+if TYPE_CHECKING:
+    from inflight_engine.models.remote.peers import Peers
 
 PAGE = 1 << 20
 """Bytes with a checksum of their own: reading a small tensor reads so much."""
@@ -40,13 +44,17 @@ class CachedStore(Store):
 
     A file without a strong etag is not kept: it may change without notice. Whatever fails in the cache is logged, and
     the store is read instead.
+
+    Args:
+        peers: engines that may have blocks; None: there are none.
     """
 
-    def __init__(self, source: str, cache: ModelCache) -> None:
+    def __init__(self, source: str, cache: ModelCache, peers: Peers | None = None) -> None:
         super().__init__(source)
         self._cache = cache
+        self._peers = peers
         self._lock = threading.Lock()
-        self._files: dict[RemoteFile, _CachedFile | None] = {}
+        self._files: dict[RemoteFile, CachedFile | None] = {}
         self._trouble: set[str] = set()
         self._usable = self._writes = True
 
@@ -77,14 +85,19 @@ class CachedStore(Store):
             raise CacheError(next(iter(self._trouble)))
         return num_bytes
 
-    def _open(self, file: RemoteFile) -> _CachedFile | None:
+    def find(self, file: RemoteFile) -> CachedFile | None:
+        """Open a file's entry, if there is one. Raises CacheError or OSError: the folder cannot be used."""
+        entry = self._cache.find(self.key(file))
+        return None if entry is None else CachedFile(entry, file, self.source)
+
+    def _open(self, file: RemoteFile) -> CachedFile | None:
         if not self._usable:
             return None
         if file.etag is None or file.etag.startswith("W/"):
             self._complain(f"{file.name} is not kept in the model cache: the server gives it no strong ETag")
             return None
         try:
-            return _CachedFile(self._cache.hold(self._key(file), _size(file)), file, self.source)
+            return CachedFile(self._cache.hold(self.key(file), _size(file)), file, self.source)
         except CacheError as error:
             # Each file would wait for the lock of the folder anew.
             self._usable = isinstance(error, NoRoomError)
@@ -93,8 +106,9 @@ class CachedStore(Store):
             self._complain(f"{file.name} is read from the source: the model cache: {error.strerror or error}")
         return None
 
-    def _key(self, file: RemoteFile) -> str:
-        """Return a name for the content. Another store may give other bytes the same etag, so it is part of it."""
+    def key(self, file: RemoteFile) -> str:
+        """Return the name of a file's entry, which depends on the content: also on the store, as another one may give
+        other bytes the same etag."""
         place = [os.environ.get("INFLIGHT_MODEL_ENDPOINT", "")]
         if self.source.startswith("az:"):  # whose URL has no account
             place.append(os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", ""))
@@ -102,7 +116,7 @@ class CachedStore(Store):
         parts = (self.source, *place, file.name, str(file.size), str(file.etag), layout)
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
-    def _read(self, cached: _CachedFile, start: int, end: int) -> memoryview:
+    def _read(self, cached: CachedFile, start: int, end: int) -> memoryview:
         first, last = start // PIECE, (end - 1) // PIECE
         if first == last:
             return self._read_block(cached, first, start, end)
@@ -112,22 +126,30 @@ class CachedStore(Store):
             whole[at - start : until - start] = self._read_block(cached, number, at, until)
         return whole
 
-    def _read_block(self, cached: _CachedFile, number: int, start: int, end: int) -> memoryview:
+    def _read_block(self, cached: CachedFile, number: int, start: int, end: int) -> memoryview:
         found = self._stored(cached, number, start, end)
         if found is not None:
             return found
+        key = self.key(cached.file)
+        if self._peers is not None:
+            self._peers.wait_for(key, number)  # without the lock: a peer may wait for it
         with self._only_here(cached, number) as alone:
             found = self._stored(cached, number, start, end)
             if found is not None:
                 return found
             begin = number * PIECE
-            data = super().read(cached.file, begin, min(begin + PIECE, cached.file.size))
+            until = min(begin + PIECE, cached.file.size)
+            data = None if self._peers is None else self._peers.read(key, number, until - begin)
+            if data is None:
+                data = super().read(cached.file, begin, until)
+                if self._peers is not None:
+                    self._peers.counts.add(source_bytes=until - begin)
             if alone and self._writes:
                 self._keep(cached, number, data)
             return data[start - begin : end - begin]
 
     @contextmanager
-    def _only_here(self, cached: _CachedFile, number: int) -> Iterator[bool]:
+    def _only_here(self, cached: CachedFile, number: int) -> Iterator[bool]:
         """Lock a block; False: the lock is not to be had."""
         with cached.stripes[number % _STRIPES]:
             try:
@@ -143,14 +165,14 @@ class CachedStore(Store):
                 if alone:
                     cached.unlock(number)
 
-    def _stored(self, cached: _CachedFile, number: int, start: int, end: int) -> memoryview | None:
+    def _stored(self, cached: CachedFile, number: int, start: int, end: int) -> memoryview | None:
         try:
             return cached.stored(number, start, end)
         except OSError as error:
             self._complain(f"{cached.file.name} is read from the source: the model cache: {error.strerror or error}")
             return None
 
-    def _keep(self, cached: _CachedFile, number: int, data: memoryview) -> None:
+    def _keep(self, cached: CachedFile, number: int, data: memoryview) -> None:
         try:
             cached.keep(number, data)
         except OSError as error:
@@ -165,7 +187,7 @@ class CachedStore(Store):
             warn(self.source, sentence)
 
 
-class _CachedFile:
+class CachedFile:
     """A file in the cache. It is released with this object: reads in flight keep it."""
 
     def __init__(self, entry: Entry, file: RemoteFile, source: str) -> None:
@@ -180,10 +202,20 @@ class _CachedFile:
         weakref.finalize(self, os.close, descriptor)
         return descriptor
 
+    def record(self, number: int) -> bytes | None:
+        """Return the checksums of a block's pages, as `checksums`; None: the block is not here."""
+        record = os.pread(self._blocks, _RECORD, number * _RECORD)
+        num_bytes = min(PIECE, self.file.size - number * PIECE)
+        return record[: -(-num_bytes // PAGE) * _DIGEST] if any(record) else None
+
+    def part(self, number: int, start: int, count: int) -> bytes:
+        """Return bytes of a block from its byte `start` on, fewer than `count` at its end. They are not checked."""
+        return os.pread(self._data, min(count, PIECE - start), number * PIECE + start)
+
     def stored(self, number: int, start: int, end: int) -> memoryview | None:
         """Return bytes of a block; None: it is not here, or damaged."""
-        record = os.pread(self._blocks, _RECORD, number * _RECORD)
-        if not any(record):
+        record = self.record(number)
+        if record is None:
             return None
         first = start // PAGE
         pages = range(first, (end - 1) // PAGE + 1)
@@ -203,8 +235,8 @@ class _CachedFile:
     def keep(self, number: int, data: memoryview) -> None:
         """Write a block and then its record: what has one is whole, or its checksums say that it is not."""
         _write_full(self._data, data, number * PIECE)
-        record = b"".join(_digest(data[at : at + PAGE]) for at in range(0, len(data), PAGE))
-        _write_full(self._blocks, memoryview(record.ljust(_RECORD, b"\0")), number * _RECORD)
+        record = checksums(data).ljust(_RECORD, b"\0")
+        _write_full(self._blocks, memoryview(record), number * _RECORD)
 
     def try_lock(self, number: int) -> bool:
         """Lock a block against other processes. Returns whether it could be had at once."""
@@ -227,6 +259,11 @@ class _CachedFile:
 def _size(file: RemoteFile) -> int:
     """Return the most bytes of an entry, beside its folder."""
     return file.size + -(-file.size // PIECE) * _RECORD
+
+
+def checksums(block: memoryview) -> bytes:
+    """Return those of a block's pages, one after the other."""
+    return b"".join(_digest(block[at : at + PAGE]) for at in range(0, len(block), PAGE))
 
 
 def _digest(data: memoryview) -> bytes:

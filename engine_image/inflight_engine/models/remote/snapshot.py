@@ -21,6 +21,7 @@ from pathlib import Path
 from inflight_engine.models.checkpoints.source import ModelSourceError
 from inflight_engine.models.remote.cache import ModelCache
 from inflight_engine.models.remote.cached import CachedStore
+from inflight_engine.models.remote.peers import Peers
 from inflight_engine.models.remote.stores import (
     CONNECTIONS,
     INDEX,
@@ -56,16 +57,17 @@ class Snapshot:
         return tuple(file for file in self.files if not is_small(file.name))
 
 
-def take_snapshot(source: str, cache: ModelCache | None = None) -> Snapshot:
+def take_snapshot(source: str, cache: ModelCache | None = None, peers: Peers | None = None) -> Snapshot:
     """Find the model's files, or what another process of this server found.
 
     Args:
         cache: weights are read through it.
+        peers: engines that are asked for what the cache lacks.
 
     Raises:
         ModelSourceError: there is no usable model, or the store cannot be read.
     """
-    store = Store(source) if cache is None else CachedStore(source, cache)
+    store = Store(source) if cache is None else CachedStore(source, cache, peers)
     with shared_folder(source) as folder:
         listing = folder / ".files"
         if not listing.is_file():

@@ -11,11 +11,11 @@ from pydantic import AfterValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from inflight_contract.errors import ApiError, bad_request
-from inflight_engine.formats.arguments import UnenforceableError
 from inflight_engine.formats.calls import MAX_NAME, is_name
 from inflight_engine.formats.choose import Chosen
 from inflight_engine.formats.forced_runs import MAX_FORCED
 from inflight_engine.formats.grammar import calls_grammar, longest_run, text_or_calls_grammar
+from inflight_engine.formats.kinds import UnenforceableError
 from inflight_engine.formats.parser import Parsing
 from inflight_engine.formats.values import parameters_of
 from inflight_engine.grammars.sources import Source, of_grammar
@@ -318,7 +318,7 @@ class ChatCompletionRequest(OpenAIFields, TemplateFields):
             }
             return of_grammar("tools", text, short_runs=sum(map(longest_run, plain)) <= MAX_FORCED, parts=parts)
         except UnenforceableError as error:
-            index = next(i for i, each in named.items() if each.strict and each.name == error.name)
+            index = next(i for i, each in named.items() if each.name == error.name)
             message = f"tools.{index}.function.parameters{error.place}: {error}"
             raise bad_request(message, "tools", INVALID) from None
         except ValueError as error:

@@ -43,6 +43,10 @@ class ServerConfig(ServerSettings):
         """A sentence about settings that are valid individually, but not together. None: no conflict."""
         if bool(self.engine.model_cache) != bool(self.engine.model_cache_size):
             return "--model-cache needs a size, and the size a folder: --model-cache FOLDER --model-cache-size 500Gi"
+        if self.engine.peers_file and not self.engine.model_cache:
+            return "--peers-file needs a folder that peers read: give --model-cache and --model-cache-size"
+        if self.engine.peers_tpot and not self.engine.peers_file:
+            return "--peers-tpot is for engines that peers read from: give --peers-file"
         if self.engine.preemption == "swap" and not self.engine.swap_space:
             return "--preemption swap needs host memory: give --swap-space, as in --swap-space 4Gi"
         if self.engine.disk_space and not (self.engine.swap_space and self.engine.disk_path):

@@ -16,6 +16,7 @@ from inflight_contract import metrics as shared
 from inflight_cost.model import TERMS
 from inflight_engine.messages import Loading, StepCost
 from inflight_engine.server.admission.demand import Demand, Load
+from inflight_engine.server.admission.peer_reads import PeerReads
 from inflight_engine.server.requests.counts import ClassCounts, Counts, StepParts
 from inflight_engine.server.telemetry.exchange import SpanCounts
 from inflight_engine.server.telemetry.families import Families
@@ -86,6 +87,7 @@ class EngineMetrics(Collector):
         dropped_events: returns the batches of KV cache events that were dropped; None: there are no events.
         tiers: labels of the tiers that the engine has behind the device. Others have no series.
         spare_pid: returns the number of the spare process; None: there is none.
+        peer_reads: of weights; None: none are shared.
     """
 
     def __init__(self, model_name: str, counts: Counts, demand: Demand, gauges: Callable[[], Gauges]) -> None:
@@ -93,6 +95,7 @@ class EngineMetrics(Collector):
         self.spans: SpanCounts | None = None
         self.dropped_events: Callable[[], int] | None = None
         self.spare_pid: Callable[[], int | None] = lambda: None
+        self.peer_reads: PeerReads | None = None
         self._model_name = model_name
         self._counts = counts
         self._demand = demand
@@ -117,6 +120,8 @@ class EngineMetrics(Collector):
         _demand(page, demand)
         _step_cost(page, demand.step_cost)
         _traces(page, self.spans)
+        if self.peer_reads is not None:
+            _peers(page, self.peer_reads, now.load)
         if self.dropped_events is not None:
             page.counter(
                 "inflight_kv_event_batches_dropped",
@@ -378,6 +383,26 @@ def _traces(page: Families, spans: SpanCounts | None) -> None:
         ("reason",),
         [(("queue_full",), spans.queue_full), (("export_failed",), spans.refused)],
     )
+
+
+def _peers(page: Families, reads: PeerReads, load: Load) -> None:
+    page.counter("inflight_peer_sent_bytes", "Bytes of weights that peers read from this engine.", reads.sent_bytes)
+    page.counter(
+        "inflight_peer_refused_reads",
+        "Reads of peers that were refused: too many at once, or steps above the TPOT target.",
+        reads.refused,
+    )
+    if load.ready is None or load.ready.weights is None:
+        return
+    weights = load.ready.weights
+    page.counters(
+        "inflight_weights_read_bytes",
+        "Bytes of weights that the engine process read from peers and from the source, which were not in the model "
+        "cache.",
+        ("from",),
+        [(("peers",), weights.peer_bytes), (("source",), weights.source_bytes)],
+    )
+    page.counter("inflight_peer_failures", "Peers that failed while weights were read.", weights.peer_failures)
 
 
 def _step_parts(page: Families, parts: StepParts) -> None:
