@@ -8,6 +8,7 @@ buckets of two snapshots are equal or differ in one byte, so they are kept compr
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -76,20 +77,44 @@ _USUAL_BYTES = 2**13
 """Bytes of all snapshots of an engine of our own."""
 
 
+class Packed:
+    """Snapshots one after the other, compressed."""
+
+    __slots__ = ("_bytes",)
+
+    def __init__(self, rows: bytes = b"") -> None:
+        packer = zlib.compressobj(_FASTEST, zlib.DEFLATED, _WINDOW_BITS, _MEMORY)
+        self._bytes = packer.compress(rows) + packer.flush() if rows else b""
+
+    @property
+    def rows(self) -> bytes:
+        """Returns the snapshots as they were."""
+        return zlib.decompress(self._bytes, _WINDOW_BITS, _USUAL_BYTES) if self._bytes else b""
+
+    def __sizeof__(self) -> int:
+        return object.__sizeof__(self) + sys.getsizeof(self._bytes)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Packed) and other._bytes == self._bytes
+
+    def __hash__(self) -> int:
+        return hash(self._bytes)
+
+
 @dataclass(frozen=True, slots=True)
 class History:
     """Samples of one pod; immutable. `History.of` begins one.
 
     Attributes:
         newest: the last sample.
-        packed: snapshots of earlier samples, oldest first, compressed; empty without one.
+        packed: snapshots of earlier samples, oldest first.
         number: number of the next snapshot.
         sums: sums of gauges over all samples, including the newest.
         peaks: peaks of gauges over the samples after the last snapshot.
     """
 
     newest: Sample
-    packed: bytes
+    packed: Packed
     number: int
     sums: bytes
     peaks: bytes
@@ -97,7 +122,7 @@ class History:
     @classmethod
     def of(cls, sample: Sample) -> History:
         """Returns a history of one sample."""
-        return cls(sample, b"", 0, _SUMS_PACKED.pack(*_summands(sample)), _PEAKS_PACKED.pack(*_numbers(sample)))
+        return cls(sample, Packed(), 0, _SUMS_PACKED.pack(*_summands(sample)), _PEAKS_PACKED.pack(*_numbers(sample)))
 
     def with_sample(self, sample: Sample, span: float) -> History:
         """This history with one more sample, not older than the newest.
@@ -119,13 +144,11 @@ class History:
         if _restarted(was, sample):
             older = [_rebased(snapshot, was) for snapshot in older]
         sums = map(add, _SUMS_PACKED.unpack(self.sums), _summands(sample))
-        return History(sample, _packed(older), number, _SUMS_PACKED.pack(*sums), _PEAKS_PACKED.pack(*peaks))
+        return History(sample, Packed(b"".join(older)), number, _SUMS_PACKED.pack(*sums), _PEAKS_PACKED.pack(*peaks))
 
     def snapshots(self) -> list[bytes]:
         """Returns the snapshots, oldest first."""
-        if not self.packed:
-            return []
-        rows = zlib.decompress(self.packed, _WINDOW_BITS, _USUAL_BYTES)
+        rows = self.packed.rows
         size = _COUNTS.start * 8 + 4 * sum(len(one.bounds) for one in _histograms(self.newest))
         return [rows[start : start + size] for start in range(0, len(rows), size)]
 
@@ -278,14 +301,6 @@ def _rebased(snapshot: bytes, was: Sample) -> bytes:
     totals = map(sub, numbers[_TOTALS], _totals(was))
     counts = [(then - int(count)) % _WORD for then, count in zip(numbers[_COUNTS], _counts(was), strict=True)]
     return _packing(len(counts)).pack(*numbers[:2], *totals, *numbers[_SUMS], *numbers[_PEAKS], *counts)
-
-
-def _packed(snapshots: Sequence[bytes]) -> bytes:
-    """Returns the snapshots, compressed; empty for none."""
-    if not snapshots:
-        return b""
-    packer = zlib.compressobj(_FASTEST, zlib.DEFLATED, _WINDOW_BITS, _MEMORY)
-    return packer.compress(b"".join(snapshots)) + packer.flush()
 
 
 def _thin(snapshots: list[bytes], newest: int) -> None:

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import inspect
 from pydantic import BaseModel
 
+from inflight_operator.observe.history import Packed
 from inflight_operator.reconcile.memory import Memory
 from inflight_operator.reconcile.plan import Plan
 from inflight_operator.reconcile.snapshot import Snapshot
@@ -52,7 +53,7 @@ class RoundCodec:
         except TypeError as error:
             raise CodecError(f"{of} cannot be recorded: {error}") from error
         self._encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
-        self._decoder = msgspec.msgpack.Decoder(of, dec_hook=lambda of, written: of.model_validate(written))
+        self._decoder = msgspec.msgpack.Decoder(of, dec_hook=_made)
 
     def encode(self, value: Any) -> bytes:
         return self._encoder.encode(value)
@@ -69,7 +70,7 @@ class RoundCodec:
 
     def _check(self, one: inspect.Type) -> None:
         """Adds the fields of a type and of all types in it to `types`."""
-        if isinstance(one, inspect.CustomType) and not issubclass(one.cls, BaseModel):
+        if isinstance(one, inspect.CustomType) and not issubclass(one.cls, BaseModel | Packed):
             raise CodecError(f"{one.cls.__module__}.{one.cls.__qualname__} cannot be recorded")
         if isinstance(one, inspect.DataclassType | inspect.NamedTupleType):
             name = f"{one.cls.__module__}.{one.cls.__qualname__}"
@@ -91,4 +92,11 @@ def _plain(value: object) -> object:
         return value.model_dump(mode="json", by_alias=True, exclude_unset=True)
     if isinstance(value, array):
         return value.tolist()
+    if isinstance(value, Packed):
+        # The file's own compression finds the snapshots of the round before, if these are not compressed.
+        return value.rows
     raise CodecError(f"{type(value).__name__} cannot be recorded")
+
+
+def _made(of: Any, written: Any) -> object:
+    return Packed(written) if of is Packed else of.model_validate(written)
