@@ -1,16 +1,18 @@
 """The KV cache on a disk of a pod: after its container was killed, old conversations find their blocks there."""
 
-import json
 import random
 import re
 import signal
 import time
+from contextlib import contextmanager
 
 import pytest
 
 from e2e.disruptions import processes
 from e2e.scenarios.conftest import apply
-from tools.localcluster import kubectl
+from inflight_kubectl.access.cluster import Target
+from inflight_kubectl.engines.engine_access import forward_to_service
+from tools.localcluster import kubeconfig_path
 from tools.testbed.service import is_ready
 
 CONVERSATIONS, PROMPT, OUTPUT = 12, 200, 4
@@ -33,20 +35,31 @@ def service(namespace):
     return service
 
 
-def path(service, rest):
-    return f"/api/v1/namespaces/{service.namespace}/pods/{service.pods()[0].name}:8000/proxy{rest}"
+@contextmanager
+def engine(service):
+    """Yields a client of the service's engine."""
+    cluster = Target(kubeconfig=str(kubeconfig_path()), namespace=service.namespace).connect()
+    with (
+        forward_to_service(cluster, cluster.service(service.name)) as forward,
+        forward.client(timeout=60) as http,
+    ):
+        yield http
 
 
 def ask(service, prompt):
     """The answer's tokens, and how many tokens of the prompt were cached."""
     body = {"model": service.name, "prompt": prompt, "max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True}
     body |= {"return_token_ids": True}
-    answer = json.loads(kubectl("create", "--raw", path(service, "/v1/completions"), "-f", "-", input=json.dumps(body)))
-    return answer["choices"][0]["token_ids"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    with engine(service) as http:
+        answer = http.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    return found["choices"][0]["token_ids"], found["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
 def blocks_on_disk(service):
-    page = kubectl("get", "--raw", path(service, "/metrics"))
+    with engine(service) as http:
+        page = http.get("/metrics").text
     return sum(float(value) for value in re.findall(r'^inflight_tier_blocks\{.*"disk".*\} (\S+)$', page, re.MULTILINE))
 
 
