@@ -94,7 +94,7 @@ def tiny_runner(folder, *, lookahead=False, capture=None, backend=None, grammars
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "looks_ahead", lambda config, device: lookahead)
         if capture is not None:
-            shapes = build.graph_shapes(config.max_num_seqs, config.max_num_batched_tokens)
+            shapes = build.graph_shapes(config.max_num_seqs, config.capacity("cuda").max_num_batched_tokens)
             patch.setattr(build, "choose_graph_shapes", lambda config, device: shapes)
             patch.setattr(build, "CudaCapture", lambda: capture)
         if backend is not None:
