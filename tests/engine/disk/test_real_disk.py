@@ -248,7 +248,7 @@ def test_a_disk_that_goes_while_blocks_are_read_from_it_costs_its_hits_only(prom
         return call
 
     thread, writes = engine.disk.thread, engine.disk.thread.num_stored
-    for name in ("preadv", "pwrite"):
+    for name in ("preadv", "pwritev"):
         monkeypatch.setattr(f"inflight_engine.disk.store.os.{name}", gone(getattr(os, name)))
     for first in range(0, len(prompts), 2):
         assert engine.answer(prompts[first : first + 2]) == alone[first : first + 2]
