@@ -132,9 +132,9 @@ def measure_restart(flags: Sequence[str]) -> Seconds:
         RuntimeError: the server did not become ready.
     """
     body = {"model": MODEL.rpartition("/")[2], "prompt": "Once", "max_tokens": _TOKENS, "ignore_eos": True}
-    cpu_before = _children_cpu()
+    cpu_before, others = _children_cpu(), _children(os.getpid())
     with tempfile.TemporaryDirectory() as folder, served_engine(Path(folder) / "engine.log", *flags) as url:
-        (api,) = _children(os.getpid())
+        (api,) = set(_children(os.getpid())).difference(others)
         engine, wanted = _children(api)[0], 1 + ("on" in flags)
         while sum("libtorch_cpu" in Path(f"/proc/{pid}/maps").read_text() for pid in _children(api)) < wanted:
             time.sleep(0.1)
@@ -178,12 +178,12 @@ def measure_sleep(flags: Sequence[str], tries: int = _WAKES) -> Sleep:
         RuntimeError: the server did not become ready.
     """
     flags = [*flags, "--spare-process", "off"]
-    token = {"INFLIGHT_ADMIN_TOKEN": _ADMIN_TOKEN}
+    token, others = {"INFLIGHT_ADMIN_TOKEN": _ADMIN_TOKEN}, _children(os.getpid())
     with (
         tempfile.TemporaryDirectory() as folder,
         served_engine(Path(folder) / "engine.log", *flags, environment=token) as url,
     ):
-        (api,) = _children(os.getpid())
+        (api,) = set(_children(os.getpid())).difference(others)
         engine = _children(api)[0]
         for number in range(_FILLS):
             _answer(url, [number, *range(1000, 1000 + _FILL_TOKENS)])

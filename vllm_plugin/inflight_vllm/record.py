@@ -1,7 +1,7 @@
 """Records steps in the format of `inflight-engine serve --record`, for `inflight-simulate calibrate`.
 
 A record of vLLM has the steps' work and seconds only: no requests, so it cannot be replayed. Format: the engine's
-`recording/lines.py`, version 9, uncompressed.
+`recording/lines.py`, version 10, uncompressed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from inflight_cost.model import StepWork
 from inflight_settings.limits import Limits
 
 FILE_VARIABLE = "INFLIGHT_RECORD_FILE"
-_HEADER_TAG, _VERSION = "inflight-engine schedule", 9
+_HEADER_TAG, _VERSION = "inflight-engine schedule", 10
 _BUFFER_BYTES = 1 << 18
 
 log = logging.getLogger("vllm.inflight")

@@ -136,8 +136,10 @@ def _with_done(progress: Progress, places: Places, fetches: Sequence[Fetch]) -> 
     ended = [one for one in fetches if one.state == "done" and one.run == progress.run]
     reports = [one.report for one in ended if one.report is not None]
     if reports:
-        progress = replace(progress, num_bytes=reports[-1].num_bytes, digest=reports[-1].digest)
-    done = {*progress.done, *(one.place for one in ended)}
+        # Places of one run have one version: a source that moves meanwhile is not what the others have.
+        progress = replace(progress, num_bytes=reports[-1].num_bytes, digest=progress.digest or reports[0].digest)
+    same = [one for one in ended if one.report is None or one.report.digest == progress.digest]
+    done = {*progress.done, *(one.place for one in same)}
     return replace(progress, done=tuple(place for place in places.names if place in done))
 
 

@@ -165,6 +165,7 @@ def _measurements(status: InferenceServiceStatus) -> dict[str, tuple[float, floa
     found = {"cost": (float(cost or 0), 0.0)}
     if (observed := status.observed) is not None:
         found["running"] = observed.running, 2.0
+        found["asleep"] = observed.asleep or 0, 0.0
         found["kv"] = observed.kv_utilization or 0.0, 0.05
         found["ttft"] = _seconds(observed.ttft_p95), 0.01
         found["tpot"] = _seconds(observed.tpot_p95), 0.001

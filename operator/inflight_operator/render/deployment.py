@@ -65,7 +65,8 @@ def template_inputs(spec: InferenceServiceSpec) -> str:
             del inputs[1]["scheduling"]
     behind = ["gateway"] if spec.gateway.enabled else []
     queue = [{"queue": spec.queue_name}] if spec.queue_name else []
-    return digest([*inputs, *ttft_flags(spec), *behind, *queue])
+    sleep = [{"sleep": spec.scaling.sleep.after}] if spec.scaling.sleep is not None else []
+    return digest([*inputs, *ttft_flags(spec), *behind, *queue, *sleep])
 
 
 def digest(content: Any) -> str:

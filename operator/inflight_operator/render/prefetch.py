@@ -85,7 +85,7 @@ def prefetch_policy(service: InferenceService) -> Manifest:
 
 
 def prefetch_template(service: InferenceService, settings: Settings) -> Manifest:
-    """Returns the pod template, without the node."""
+    """Returns the pod template, without the node that it is for."""
     serving = pod_template(service, settings)
     pod, engine = serving["spec"], serving["spec"]["containers"][0]
     volumes = [volume for volume in pod["volumes"] if _is_needed(volume)]
@@ -103,6 +103,7 @@ def prefetch_template(service: InferenceService, settings: Settings) -> Manifest
         "metadata": {"labels": labels, **({"annotations": dict(annotations)} if annotations else {})},
         "spec": {
             **{field: pod[field] for field in _POD_FIELDS if field in pod},
+            **(_on_any(service) if shared_claim(service, settings) else {}),
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": GRACE_SECONDS,
             "containers": [container],
@@ -115,7 +116,7 @@ def _job(service: InferenceService, place: str, run: str, template: Manifest, se
     identity = digest(template)
     job = child("batch/v1", "Job", service, _name(service, place, run, identity))
     job["metadata"]["annotations"] = {PREFETCH_PLACE: place, PREFETCH_RUN: run, PREFETCH_TEMPLATE: identity}
-    where = _on_any(service) if shared_claim(service, settings) else _on(place)
+    where = {} if shared_claim(service, settings) else _on(place)
     return {
         **job,
         "spec": {

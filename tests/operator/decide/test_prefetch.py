@@ -60,6 +60,13 @@ def test_a_node_that_joins_gets_the_model_and_one_that_leaves_is_forgotten():
     assert decided(THREE, known=found.progress).places == ("node-0",)
 
 
+def test_a_node_that_gets_another_version_than_the_others_does_not_have_the_model():
+    progress = finished()
+    found = decided(Places(NODES[:4]), [done("node-3", progress.run, SECOND)], known=progress)
+    assert (found.progress.done, found.progress.digest) == (NODES[:3], FIRST)
+    assert found.reason.code != "Prefetched"
+
+
 def test_another_model_begins_anew_after_the_jobs_of_the_old_one_are_gone():
     progress = finished()
     old = Fetch("node-1", progress.run, "template")

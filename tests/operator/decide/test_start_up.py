@@ -71,6 +71,15 @@ def test_a_pod_counts_when_its_endpoint_and_its_metrics_are_there_or_after_a_whi
     assert late.starts == (Start("node-1", 1.0, 4.0, 0.0, 40.0, None),)
 
 
+@pytest.mark.parametrize("field", ["running_since", "ready_since"])
+def test_what_took_longer_than_a_pod_may_take_to_start_teaches_nothing(field):
+    """An image or a Secret that came late, or a pod that was ready before this operator saw it."""
+    late = replace(READY, **{field: getattr(READY, field) + LIMIT})
+    late = replace(late, ready_since=max(late.ready_since, late.running_since + 40.0))
+    seen = after(StartUps(ENGINE), [late], at=2 * LIMIT)
+    assert (seen.starts, seen.counted) == ((), frozenset({late.uid}))
+
+
 def test_a_pod_that_was_listed_when_it_was_first_seen_tells_nothing_of_endpoints():
     seen = after(StartUps(ENGINE), [READY], at=5000.0)
     assert seen.starts == (Start("node-1", 1.0, 4.0, 30.0, 10.0, None),)

@@ -92,6 +92,14 @@ def test_a_claim_that_all_nodes_share_is_filled_on_any_of_them():
     assert "affinity" not in pod_spec
 
 
+def test_other_nodes_for_a_shared_claim_are_another_job_as_the_template_of_a_job_cannot_change():
+    plan = replace(PLAN, prefetch_run="run", prefetch=("models",))
+    (one,), (other,) = (
+        jobs(STORE | {"prefetch": {"nodeSelector": {"disk": kind}}}, CLAIM, plan) for kind in ("fast", "faster")
+    )
+    assert one["metadata"]["name"] != other["metadata"]["name"]
+
+
 def test_the_pods_have_the_account_and_tolerations_of_engines_and_no_accelerator_no_secret_of_theirs_and_no_selector():
     parts = {
         "serviceAccountName": "reader",

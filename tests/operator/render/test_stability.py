@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 from hypothesis import given
@@ -67,6 +68,15 @@ def test_the_target_that_engines_order_by_is_all_of_the_latency_targets_that_res
     assert changed({}, {"ttftPerThousandTokens": "60ms"})
     assert not changed({}, {"ttftPerThousandTokens": "0ms"})
     assert not changed({}, {"ttftPerThousandTokens": "60ms"}, policy="fcfs")
+
+
+def test_a_change_of_the_sleep_of_engines_is_a_change_of_the_spec_and_no_upgrade():
+    specs = [
+        make(**CPU, scaling={"sleep": sleep} if sleep else {}) for sleep in (None, {"after": "5m"}, {"after": "1h"})
+    ]
+    for one, other in combinations(specs, 2):
+        assert pod(one) != pod(other)
+        assert template_inputs(one.spec) != template_inputs(other.spec)
 
 
 def test_the_pace_of_a_rollout_is_no_part_of_the_identity_of_the_spec():

@@ -167,7 +167,8 @@ def _left(seconds: float, since: float, moment: float) -> float:
 @dataclass(frozen=True, slots=True)
 class StartUps:
     """Starts of a service's pods, of one engine. A start that failed, restarted its container, or waited for a node for
-    longer than the limit of a start-up teaches nothing about the next one.
+    longer than the limit of a start-up teaches nothing about the next one; nor does one whose image or engine seems to
+    have taken longer: something was missing and came, or the pod was ready before.
 
     Attributes:
         engine: identity of the engine and its model, `Policy.engine`.
@@ -230,7 +231,9 @@ class StartUps:
             if (since < math.inf and pod.uid in samples) or moment - pod.ready_since > REPORT_SECONDS:
                 del waiting[pod.uid]
                 counted |= {pod.uid}
-                new.append((pod.ready_since, _start(pod, samples.get(pod.uid), since, limit)))
+                start = _start(pod, samples.get(pod.uid), since, limit)
+                if max(start.image, start.running) <= limit:
+                    new.append((pod.ready_since, start))
         kept = (*self.starts, *(start for _, start in sorted(new, key=lambda one: one[0])))[-RECENT:]
         after = StartUps(engine, kept, waiting, counted)
         return self if after == self else after

@@ -24,7 +24,7 @@ def small_blocks(monkeypatch):
     for module in (cached, sharing):
         monkeypatch.setattr(module, "PIECE", BLOCK)
     monkeypatch.setattr(cached, "PAGE", PAGE)
-    monkeypatch.setattr(peers, "_ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(peers, "_ANSWER_SECONDS", 3.0)
     monkeypatch.setattr(peers, "_BUSY_SECONDS", 0.01)
     monkeypatch.setattr(model_blocks, "_WAIT_SECONDS", 0.1)
 
