@@ -12,14 +12,14 @@ from tools.prometheus.monitors import watching
 from tools.testbed.load_pod import driver_pod
 from tools.testbed.service import is_ready
 
-# A small KV cache with swap, and a short queue: requests are preempted, swapped and rejected under load.
+# A small KV cache with a disk behind it, and a short queue: requests are preempted, swapped and rejected under load.
 BUSY = {
     "model": {"source": "builtin://smollm2"},
     "accelerator": {"count": 0},
     "engine": {
         "quantization": "int8",
         "maxModelLen": 1024,
-        "kvCache": {"memory": "40Mi", "swap": "64Mi"},
+        "kvCache": {"memory": "40Mi", "swap": "64Mi", "disk": {"size": "64Mi"}},
         "maxQueuedRequests": 24,
     },
     "slo": {"ttftP95": "1s", "tpotP95": "100ms"},

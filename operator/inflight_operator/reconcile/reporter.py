@@ -226,7 +226,10 @@ def service_values(snapshot: Snapshot, plan: Plan) -> ServiceValues:
         currency=policy.currency,
         gateway=snapshot.gateway,
         lead_time=None if plan.lead_time.basis == "Default" else plan.lead_time.phases,
-        loading_left=max((one.left for one in snapshot.loading.values() if one.left is not None), default=None),
+        loading_left=max(
+            (one.left for one in snapshot.loading.values() if one.left is not None),
+            default=None if snapshot.loading else 0.0,
+        ),
         asleep=None if policy.idle_timeout is None else plan.replicas == 0,
         engine=policy.engine_type.kind,
     )

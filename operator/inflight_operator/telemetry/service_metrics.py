@@ -48,7 +48,8 @@ class ServiceValues:
         currency: currency of the price; empty if unknown.
         gateway: reports of the gateway's pods; None for a service that is not behind the gateway.
         lead_time: expected start of a replica; None before any start is known.
-        loading_left: seconds that the slowest of the engines that read their model for long has left; None without one.
+        loading_left: seconds that the slowest of the engines that read their model for long has left; 0 without
+            one, None where its rate is not known yet.
         asleep: True while the service is scaled to zero; None for one that never is.
         engine: kind of the engines (`EngineType.kind`).
     """
@@ -176,7 +177,7 @@ GAUGES = (
     ),
     (
         "inflight_operator_service_loading_left_seconds",
-        "Seconds until the slowest engine that reads its model for long has read it, at its mean rate.",
+        "Seconds until the slowest engine that reads its model for long has read it, at its mean rate; 0 without one.",
         "loading_left",
     ),
     ("inflight_operator_scrape_age_seconds", "Seconds since the stalest ready pod was last scraped.", "scrape_age"),
