@@ -14,6 +14,7 @@ from inflight_base.kube.client import KubeApi
 from inflight_base.kube.connect import load_configuration
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.kube.kinds import Selection
+from inflight_base.manifest.names import DELETION_COST
 from inflight_operator.api.status import (
     Condition,
     Decision,
@@ -120,7 +121,7 @@ async def test_an_event_shows_on_the_service(kubectl, api, service):
     assert re.search(r"Warning\s+ImagePullFailed\s", described)
 
 
-async def test_the_deletion_cost_is_set_and_a_pod_that_is_gone_is_no_error(kubectl, api, namespace):
+async def test_an_annotation_is_set_and_a_pod_that_is_gone_is_no_error(kubectl, api, namespace):
     security = {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
@@ -135,10 +136,10 @@ async def test_the_deletion_cost_is_set_and_a_pod_that_is_gone_is_no_error(kubec
             "spec": {"containers": [{"name": "c", "image": "i", "securityContext": security}]},
         }
     )
-    await api.set_pod_deletion_cost(namespace, "pod", -5)
-    await api.set_pod_deletion_cost(namespace, "gone", 1)
+    await api.annotate_pod(namespace, "pod", DELETION_COST, "-5")
+    await api.annotate_pod(namespace, "gone", DELETION_COST, "1")
     pod = await api.get("Pod", namespace, "pod")
-    assert pod["metadata"]["annotations"]["controller.kubernetes.io/pod-deletion-cost"] == "-5"
+    assert pod["metadata"]["annotations"][DELETION_COST] == "-5"
 
 
 async def test_what_is_not_there_is_none_and_deleting_it_is_no_error(api, namespace):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from inflight_base.kube.changes import Changes
 from inflight_base.manifest.keys import ObjectKey, ServiceKey
-from inflight_base.manifest.names import FIELD_MANAGER
+from inflight_base.manifest.names import DELETION_COST, FIELD_MANAGER
 from inflight_operator.apply.engines import EngineError
 from inflight_operator.observe.window import Window
 from inflight_settings.limits import Limits
@@ -128,10 +128,12 @@ class FakeEngine:
     foreign: bool = False
     digest: str = ""
     asleep: int = 0
+    weights: tuple = (0.0, 0.0)
     loading: tuple = (None, None, None)
 
     def sample(self):
         own = {"revision": self.revision, "capacity": self.capacity, "digest": self.digest, "asleep": self.asleep}
+        own |= dict(zip(("peer_weights", "source_weights"), self.weights, strict=True))
         names = ("loading_read_bytes", "loading_total_bytes", "loading_seconds")
         sample = replace(self.model.sample(), **own, **dict(zip(names, self.loading, strict=True)))
         return replace(sample, limits=None, capacity=None, revision=None) if self.foreign else sample
@@ -253,8 +255,11 @@ class FakeApi:
         live["spec"] |= fields
         return live
 
-    async def set_pod_deletion_cost(self, namespace, pod, cost):
-        self._call("cost", pod, cost)
+    async def annotate_pod(self, namespace, pod, name, value):
+        if name == DELETION_COST:
+            self._call("cost", pod, int(value))
+        else:
+            self._call("annotation", pod, name, value)
         if pod in self.refuse:
             raise self.refuse[pod]
 

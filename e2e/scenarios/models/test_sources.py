@@ -49,12 +49,12 @@ def mounted(namespace, image):
 
 @contextmanager
 def model_store(namespace, engine_image):
-    """A pod that writes a model and serves it as S3; yields its URL."""
+    """A pod that writes a model and serves it as S3, 4 MB a second; yields its URL."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in CODE:
             archive.write(ROOT / "tools" / f"{name}.py", f"tools/{name}.py")
-    arguments = ["/dev/shm/model", "--host", "0.0.0.0", "--key", KEY, "--write"]
+    arguments = ["/dev/shm/model", "--host", "0.0.0.0", "--key", KEY, "--rate", "4e6", "--write"]
     module = "tools.bench.delivery.store"
     with script_pod(module, content.getvalue(), arguments, name="store", image=engine_image, namespace=namespace):
         deadline = time.monotonic() + 120
@@ -91,6 +91,12 @@ def answers(service):
     return answer["usage"]["completion_tokens"] == 2
 
 
+def sent(namespace):
+    """Returns the bytes of weights that the store has sent."""
+    program = "import urllib.request as web; print(web.urlopen('http://127.0.0.1:9000/sent').read().decode())"
+    return int(kubectl("-n", namespace, "exec", "store", "--", "python3", "-c", program))
+
+
 def fetching(status):
     return status.get("prefetch", {}).get("reason", "")
 
@@ -109,6 +115,25 @@ def test_a_model_in_a_store_is_streamed_and_serves(streamed):
     status = streamed.wait("Ready, with a digest", lambda status: is_ready(status) and digest(status), seconds=180)
     assert digest(status).startswith("sha256:")
     assert answers(streamed)
+
+
+def test_replicas_read_the_weights_of_a_store_from_each_other(namespace, streamed):
+    """The first pod reads the store. Two more, which start together, read nothing of it."""
+    status = streamed.wait("Ready", is_ready, seconds=180)
+    model = {**streamed.spec["model"], "peers": True, "storage": "1Gi"}
+    before = sent(namespace)
+    shared = apply("shared", namespace, **ONE | {"scaling": {"mode": "External"}}, model=model, replicas=1)
+    shared.wait("Ready", is_ready, seconds=180)
+    first = sent(namespace) - before
+    assert first > 10e6
+    kubectl("-n", namespace, "scale", "inferenceservice/shared", "--replicas=3")
+    status = shared.wait("weights from other pods", lambda status: status.get("readyReplicas") == 3, seconds=180)
+
+    def told(status):
+        return "GB of weights came from other pods" in condition(status, "ModelLoaded").get("message", "")
+
+    shared.wait("a sentence", told, seconds=60)
+    assert sent(namespace) - before - first < first / 10
 
 
 def test_all_nodes_have_the_model_of_an_image_before_an_engine_needs_it(namespace, image):

@@ -45,6 +45,7 @@ TIER_SPEED = "inflight_tier_bytes_per_second"
 ASLEEP = "inflight_asleep"
 DISK_REFUSALS = "inflight_disk_refused_loads_total"
 WEIGHTS_SECONDS = "inflight_weights_seconds"
+WEIGHTS_READ = "inflight_weights_read_bytes_total"
 ARRIVED_SQUARES = "inflight_arrived_prompt_tokens_squared_total"
 REJECTIONS = "inflight_admission_rejections_total"
 
@@ -72,8 +73,8 @@ _LARGEST = {STEP_COST: MAX_STEP_SECONDS, STEP_COST_CURVE: MAX_STEP_SECONDS, ARRI
 TIERS = (TIER_BLOCKS, TIER_HITS, TIER_FAILED, TIER_DROPPED, TIER_SPEED, DISK_REFUSALS)
 """Names of the tiers of the KV cache behind the device. Engines have those of their own tiers only."""
 
-_KEYED = frozenset((STEP_COST, STEP_COST_CURVE, *TIERS, REJECTIONS))
-"""Names whose series differ by one label that matters: `term`, `tokens`, `tier` or `reason`."""
+_KEYED = frozenset((STEP_COST, STEP_COST_CURVE, *TIERS, REJECTIONS, WEIGHTS_READ))
+"""Names whose series differ by one label that matters: `term`, `tokens`, `tier`, `reason` or `from`."""
 
 _NEEDED_TERMS = TERMS.keys() - {"copied_token"}
 """Engines without copies do not report the other one."""
@@ -83,7 +84,7 @@ MOST_SHAPES = 128
 
 _QUOTED = r'"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+"'
 _EDGE = r'[ \t]*+le[ \t]*+=[ \t]*+"([!#-\[\]^`-~]*+)"'
-_KEY = r'[ \t]*+(?:term|tokens|tier|reason)[ \t]*+=[ \t]*+"([!#-\[\]^`-~_]*+)"'
+_KEY = r'[ \t]*+(?:term|tokens|tier|reason|from)[ \t]*+=[ \t]*+"([!#-\[\]^`-~_]*+)"'
 _LABEL = rf"[ \t]*+[a-zA-Z_]\w*+[ \t]*+=[ \t]*+{_QUOTED}"
 _AFTER_VALUE = re.compile(r"(?:[ \t]+[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)?(?:[ \t]+#[^\n]*)?[ \t\r]*", re.ASCII)
 """Text after a value: a time stamp and an exemplar, both optional and both ignored."""

@@ -110,6 +110,21 @@ def is_stored(source: str) -> bool:
     return source.startswith((*BUCKETS, "https://"))
 
 
+def asks_peers(spec: InferenceServiceSpec) -> bool:
+    """Returns True if engines read weights from each other."""
+    return bool(spec.model.peers) and spec.engine.type == engines.INFLIGHT and is_stored(spec.model.source)
+
+
+def disk_size(spec: InferenceServiceSpec) -> str:
+    """Returns the bound of the disk space for the model in each pod, as a quantity.
+
+    The default is large enough for any model that the pod could serve: 256Gi is more than the memory of any one
+    accelerator, and 64Gi on CPU is 16 times the memory limit.
+    """
+    storage, count = spec.model.storage, spec.accelerator.count
+    return str(storage) if storage is not None else f"{256 * count}Gi" if count else "64Gi"
+
+
 def model_image(source: str) -> str | None:
     """Reference of the image of an `oci://IMAGE` source; None for other sources."""
     return source.removeprefix("oci://") if source.startswith("oci://") else None

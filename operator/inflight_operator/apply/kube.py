@@ -12,7 +12,7 @@ from inflight_base.kube.client import KubeApi
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.kube.kinds import RESOURCES
 from inflight_base.manifest import Manifest
-from inflight_base.manifest.names import DELETION_COST, FIELD_MANAGER, KIND
+from inflight_base.manifest.names import FIELD_MANAGER, KIND
 from inflight_operator.api.types import ServiceRecord
 
 REPORTING_CONTROLLER = "inflight.dev/operator"
@@ -47,11 +47,10 @@ class OperatorApi(KubeApi):
         """Sets only these fields of a Deployment's spec. Returns the live object."""
         return await self.patch("Deployment", namespace, name, {"spec": fields})
 
-    async def set_pod_deletion_cost(self, namespace: str, pod: str, cost: int) -> None:
-        """Sets the pod deletion cost: a scale-down deletes the pod with the lowest cost first. A deleted pod is no
-        error."""
+    async def annotate_pod(self, namespace: str, pod: str, name: str, value: str) -> None:
+        """Sets an annotation. A deleted pod is no error."""
         try:
-            await self.patch("Pod", namespace, pod, {"metadata": {"annotations": {DELETION_COST: str(cost)}}})
+            await self.patch("Pod", namespace, pod, {"metadata": {"annotations": {name: value}}})
         except KubeApiError as error:
             if error.status != 404:
                 raise

@@ -10,7 +10,7 @@ A page comes from a pod that runs a tenant's model and is not trusted: an imposs
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, get_origin, get_type_hints
@@ -59,6 +59,10 @@ def _shared_limits(max_num_seqs: int, max_num_batched_tokens: int) -> Limits | N
 
 def _refused(page: Page, name: str) -> float:
     return sum(count for reason, count in page.keyed[name] if reason in _FULL)
+
+
+def _weights(place: str) -> Callable[[Page, str], float]:
+    return lambda page, name: sum(count for key, count in page.keyed[name] if key == place)
 
 
 def _kv_tokens(page: Page, name: str, _: str) -> int | None:
@@ -121,6 +125,8 @@ class Sample(Counters):
         asleep: engines that have given back the memory of their KV cache, until their next request.
         loading_read_bytes, loading_total_bytes: bytes of the model that a loading engine has read, and all of them.
         loading_seconds: seconds since it began to read them.
+        peer_weights, source_weights: bytes of weights that it read from other engines, and from the source, where it
+            asks others.
         digest: version of the engine's model; empty if not reported.
         cache_problem: why the weights were read from their source although there is a model cache; empty if they were
             not.
@@ -146,6 +152,8 @@ class Sample(Counters):
     asleep: Annotated[int, Page.count, reader.ASLEEP] = 0
     loading_read_bytes: Annotated[float | None, Page.largest, "inflight_loading_read_bytes"] = None
     loading_total_bytes: Annotated[float | None, Page.positive, "inflight_loading_total_bytes"] = None
+    peer_weights: Annotated[float, _weights("peers"), reader.WEIGHTS_READ] = 0.0
+    source_weights: Annotated[float, _weights("source"), reader.WEIGHTS_READ] = 0.0
     loading_seconds: Annotated[float | None, Page.positive, "inflight_loading_seconds"] = None
 
     plugin_problem: str = ""

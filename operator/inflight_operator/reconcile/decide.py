@@ -20,6 +20,7 @@ from inflight_operator.decide.status.conditions import (
     Finding,
     Metrics,
     Status,
+    delivered,
     find_conditions,
     held,
     resting,
@@ -42,6 +43,7 @@ from inflight_operator.reconcile.limits import (
     tuned_limits,
 )
 from inflight_operator.reconcile.memory import Memory, Rendered, engine_of
+from inflight_operator.reconcile.peers import loading, peers, weights_read
 from inflight_operator.reconcile.plan import Plan
 from inflight_operator.reconcile.prefetch import prefetching
 from inflight_operator.reconcile.replicas import Scaled, scale
@@ -87,7 +89,8 @@ def decide(snapshot: Snapshot, memory: Memory) -> Plan:
     release = releases(snapshot.policy.release_after, rollout, snapshot.pods, snapshot.at.timestamp())
     fetching = prefetching(snapshot, memory)
     memory = replace(memory, prefetch=None if fetching is None else fetching.progress)
-    memory, rendered = _children(snapshot, memory, step, fetching, release=release)
+    named = peers(snapshot, memory)
+    memory, rendered = _children(snapshot, memory, step, fetching, named, release=release)
     template = decide_template(snapshot, memory, rendered.children, rollout, ready=len(pods.ready))
     moving = (memory.moving or len(pods.ready)) if template.state in ("Moving", "Stuck") else None
     memory = replace(memory, moving=moving, waking=memory.waking and not _routed(snapshot, memory))
@@ -114,6 +117,8 @@ def decide(snapshot: Snapshot, memory: Memory) -> Plan:
         modelled=best_limits(snapshot, memory),
         upgrade=template.state,
         prefetch=fetching,
+        peers=named,
+        loading=loading(snapshot),
     )
 
 
@@ -179,7 +184,13 @@ def _is_held(child: Manifest, snapshot: Snapshot, template: Template, step: Fron
 
 
 def _children(
-    snapshot: Snapshot, memory: Memory, step: Front, fetching: Prefetching | None, *, release: bool
+    snapshot: Snapshot,
+    memory: Memory,
+    step: Front,
+    fetching: Prefetching | None,
+    named: tuple[tuple[str, str], ...],
+    *,
+    release: bool,
 ) -> tuple[Memory, Rendered]:
     pods = snapshot.gateway_pods or () if snapshot.policy.inference_pool else ()
     plan = ChildPlan(
@@ -195,6 +206,7 @@ def _children(
         memory.digests,
         "" if fetching is None else fetching.progress.run,
         () if fetching is None else fetching.places,
+        named,
     )
     known = memory.rendered
     if known is not None and known.made_of(snapshot.service, snapshot.settings, plan):
@@ -256,6 +268,7 @@ def _findings(
     )
     problems = [sample.cache_problem for sample in snapshot.fresh.values() if sample.cache_problem]
     findings = uncached(findings, problems, len(pods.ready))
+    findings = delivered(findings, *weights_read(snapshot))
     findings = resting(findings, snapshot.asleep, len(pods.ready))
     if snapshot.service.spec.gateway.enabled:
         findings = with_gateway(findings, _gateway_facts(snapshot, memory, scaled))

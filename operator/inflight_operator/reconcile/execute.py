@@ -10,14 +10,16 @@ from zlib import crc32
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
-from inflight_base.manifest.names import child_names
+from inflight_base.manifest.names import DELETION_COST, PEERS_ANNOTATION, child_names
 from inflight_operator.apply.children import ChildChangedError, ChildrenState, sync_children
 from inflight_operator.apply.engines import LimitsPusher
 from inflight_operator.apply.kube import OperatorApi
 from inflight_operator.clock import Clock
 from inflight_operator.observe.cache import ClusterCache
+from inflight_operator.observe.pods import PodView
 from inflight_operator.reconcile.plan import Child, Outcome, Plan
 from inflight_operator.reconcile.snapshot import Snapshot
+from inflight_operator.render.deployment import digest
 from inflight_operator.render.gateway_slices import slice_names
 
 logger = logging.getLogger(__name__)
@@ -31,11 +33,14 @@ SECRETS_SPREAD_SECONDS = 60.0
 """Seconds over which a new leader writes the Secrets of services that the one before it has brought to their current
 spec. It cannot read whether they are as they should be, and nearly all are."""
 
-COSTS_AT_ONCE = 16
-"""Most calls in flight that set the deletion costs of a service's pods."""
+CALLS_AT_ONCE = 16
+"""Most calls in flight that set annotations of a service's pods."""
 
 COSTS_PATIENCE_SECONDS = 120.0
 """Longest wait of a scale-down for deletion costs that the API server does not take."""
+
+TOLD_SECONDS = 2.0
+"""Shortest time between two calls that have the files of a loading pod brought up to date."""
 
 _TRANSIENT = (0, 409, 429, 500, 502, 503, 504)
 """HTTP statuses of calls that may succeed if they are repeated; 0: no answer."""
@@ -48,6 +53,7 @@ class ExecutorState:
     Attributes:
         secret_at: when the admin token's Secret was last written anew.
         secret_due: when it may be written first; None before the first round.
+        told: when a loading pod's files were last brought up to date, and to which names of peers, by uid.
         unmarked_since: since when deletion costs are not taken; None while they are. unmarked_last: when the last one
             was not.
     """
@@ -55,6 +61,7 @@ class ExecutorState:
     children: ChildrenState = field(default_factory=ChildrenState)
     secret_at: float = float("-inf")
     secret_due: float | None = None
+    told: dict[str, tuple[float, str]] = field(default_factory=dict)
     unmarked_since: float | None = None
     unmarked_last: float = float("-inf")
 
@@ -75,6 +82,7 @@ class Executor:
         if plan.hold_template and not unmarked:
             failures |= await self._scale(key, snapshot, plan, state)
         failures |= await self._sync(key, snapshot, plan, state, unmarked=unmarked)
+        await self._tell(key, snapshot, plan, state)
         return Outcome({**failures, **state.children.failures}, failed=bool(failures))
 
     async def _mark(self, key: ServiceKey, plan: Plan, state: ExecutorState) -> tuple[dict[Child, str], bool]:
@@ -87,12 +95,12 @@ class Executor:
         """
         if ("Deployment", child_names(key.name).main) in state.children.refused:
             return {}, False
-        at_once = asyncio.Semaphore(COSTS_AT_ONCE)
+        at_once = asyncio.Semaphore(CALLS_AT_ONCE)
 
         async def mark(pod: str, cost: int) -> KubeApiError | None:
             async with at_once:
                 try:
-                    await self._api.set_pod_deletion_cost(key.namespace, pod, cost)
+                    await self._api.annotate_pod(key.namespace, pod, DELETION_COST, str(cost))
                 except KubeApiError as error:
                     return error
                 return None
@@ -113,6 +121,29 @@ class Executor:
         if waits and now - state.unmarked_since >= COSTS_PATIENCE_SECONDS:
             waits, said = False, f"replicas are removed without the order of pods, as it cannot be set: {said}"
         return {("Pod", "deletion cost"): said}, waits
+
+    async def _tell(self, key: ServiceKey, snapshot: Snapshot, plan: Plan, state: ExecutorState) -> None:
+        """Lets pods that load their model read the names of their peers now: the kubelet would bring the files of a
+        ConfigMap up to date within about a minute. A failure costs no more than that."""
+        if ("ConfigMap", child_names(key.name).limits) in state.children.refused:
+            return
+        now, names, at_once = self._clock.steady(), digest(plan.peers), asyncio.Semaphore(CALLS_AT_ONCE)
+        state.told = {pod.uid: state.told[pod.uid] for pod in plan.loading if pod.uid in state.told}
+
+        async def tell(pod: PodView) -> None:
+            async with at_once:
+                try:
+                    await self._api.annotate_pod(key.namespace, pod.name, PEERS_ANNOTATION, names)
+                except KubeApiError as error:
+                    logger.info("%s: files of %s: %s", key, pod.name, error)
+            state.told[pod.uid] = now, names
+
+        behind = []
+        for pod in plan.loading:
+            told_at, told = state.told.get(pod.uid, (float("-inf"), ""))
+            if told != names and now - told_at >= TOLD_SECONDS:
+                behind.append(pod)
+        await asyncio.gather(*(tell(pod) for pod in behind))
 
     async def _scale(self, key: ServiceKey, snapshot: Snapshot, plan: Plan, state: ExecutorState) -> dict[Child, str]:
         """Sets the replicas of a Deployment whose pod template is held, and the bounds of the rollout that it may be

@@ -45,6 +45,8 @@ class Plan:
     findings: all conditions.
     upgrade: state of the upgrade to a newer engine release; None without one.
     prefetch: Jobs that fetch the model before engines need it, and how far they are; None without any.
+    peers: engines that others may read weights from: uid of the pod, and address of the admin port.
+    loading: pods whose engines do that.
     memory: input of the next round.
     measured: measurements over the window, for the status.
     blocked: replicas that will not become ready without intervention.
@@ -72,6 +74,8 @@ class Plan:
     decisions: tuple[Decision, ...] = ()
     upgrade: UpgradeState | None = None
     prefetch: Prefetching | None = None
+    peers: tuple[tuple[str, str], ...] = ()
+    loading: tuple[PodView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

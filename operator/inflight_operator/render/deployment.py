@@ -11,7 +11,7 @@ from inflight_base.manifest.names import pod_labels
 from inflight_operator.api.resolve import rolling_update, startup_limit_seconds
 from inflight_operator.api.spec import InferenceServiceSpec
 from inflight_operator.api.types import InferenceService
-from inflight_operator.render.engine_flags import ttft_flags
+from inflight_operator.render.engine_flags import peers_flags, ttft_flags
 from inflight_operator.render.metadata import child
 from inflight_operator.render.plan import ChildPlan, Settings
 from inflight_operator.render.pod import pod_template
@@ -66,7 +66,7 @@ def template_inputs(spec: InferenceServiceSpec) -> str:
     behind = ["gateway"] if spec.gateway.enabled else []
     queue = [{"queue": spec.queue_name}] if spec.queue_name else []
     sleep = [{"sleep": spec.scaling.sleep.after}] if spec.scaling.sleep is not None else []
-    return digest([*inputs, *ttft_flags(spec), *behind, *queue, *sleep])
+    return digest([*inputs, *ttft_flags(spec), *behind, *queue, *sleep, *peers_flags(spec)])
 
 
 def digest(content: Any) -> str:

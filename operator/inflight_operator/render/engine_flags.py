@@ -15,8 +15,9 @@ from inflight_operator.api.base import SpecModel
 from inflight_operator.api.engine.fields import Engine
 from inflight_operator.api.pods.scheduling import ServiceClass
 from inflight_operator.api.pods.template import KV_FOLDER
+from inflight_operator.api.resolve import asks_peers
 from inflight_operator.api.setting import settings_in
-from inflight_operator.api.spec import InferenceServiceSpec
+from inflight_operator.api.spec import SLO, InferenceServiceSpec
 from inflight_settings.scheduling import ServiceClass as EngineServiceClass
 from inflight_settings.setting import Setting, settings_of
 
@@ -93,6 +94,15 @@ def ttft_flags(spec: InferenceServiceSpec) -> list[str]:
     if slo is not None and parse_duration(slo.ttft_per_thousand_tokens) and (flags or _has_target(spec.engine)):
         flags.append(f"--ttft-per-1k-tokens={seconds(slo.ttft_per_thousand_tokens)}")
     return flags
+
+
+def peers_flags(spec: InferenceServiceSpec) -> list[str]:
+    """Returns the flag for when peers read nothing from an engine; none without peers."""
+    if not asks_peers(spec):
+        return []
+    of_classes = [each.slo.tpot_p95 for each in spec.engine.scheduling.classes if each.slo.tpot_p95 is not None]
+    target = min([(spec.slo or SLO()).tpot_p95, *of_classes], key=parse_duration)
+    return [f"--peers-tpot={seconds(target)}"]
 
 
 def _has_target(engine: Engine) -> bool:

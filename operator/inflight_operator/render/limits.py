@@ -1,7 +1,7 @@
-"""The ConfigMap with the limits in force, and with the version of the model, for new pods.
+"""The ConfigMap with the limits in force, the version of the model, and the engines that have weights, for new pods.
 
-It is mounted as files, so that neither changes the pod template: running pods get limits over HTTP, new pods read the
-file.
+It is mounted as files, so that none changes the pod template: running pods get limits over HTTP, new pods read the
+files.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import asdict
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import child_names
+from inflight_contract.model_blocks import PEERS_FILE
 from inflight_contract.model_version import DIGESTS_FILE
 from inflight_operator.api.resolve import capacity
 from inflight_operator.api.types import InferenceService
@@ -21,7 +22,10 @@ LIMITS_FILE = "limits.json"
 
 
 def limits_config_map(
-    service: InferenceService, in_force: LimitsInForce, digests: tuple[tuple[str, str], ...]
+    service: InferenceService,
+    in_force: LimitsInForce,
+    digests: tuple[tuple[str, str], ...],
+    peers: tuple[tuple[str, str], ...] = (),
 ) -> Manifest:
     """The ConfigMap. Limits are capped at the capacities, which the user may have lowered since the decision: an engine
     refuses to start with higher limits."""
@@ -32,5 +36,6 @@ def limits_config_map(
         "data": {
             LIMITS_FILE: json.dumps(content),
             **({DIGESTS_FILE: json.dumps(dict(digests))} if digests else {}),
+            **({PEERS_FILE: json.dumps(dict(peers))} if peers else {}),
         },
     }

@@ -6,7 +6,8 @@ may reach the admin port. Policies add up, so one that let all in would do so in
 the service requires API keys, only from the gateway, which checks them, and from those peers; so without a gateway, no
 client reaches such a service. Engines whose metrics are on the serving port let the operator in too. The admin port
 only from the operator's pods and from the peers the operator was installed with, such as Prometheus: calls that change
-an engine are signed or carry the token, and users have no way to try one. An operator outside the cluster has no pods
+an engine are signed or carry the token, and users have no way to try one. The service's own pods too where engines read
+weights from each other. An operator outside the cluster has no pods
 to select, so the admin port of its engines is open, and the serving port of those whose metrics are on it. The ports of
 KV cache events only from the gateway.
 Kubernetes always lets the node reach its own pods, and the kubelet's probes use the serving port.
@@ -30,7 +31,7 @@ from inflight_base.manifest.names import (
 )
 from inflight_operator.api.engine.fields import REMOTE
 from inflight_operator.api.pods.network import peers
-from inflight_operator.api.resolve import engine_type
+from inflight_operator.api.resolve import asks_peers, engine_type
 from inflight_operator.api.types import InferenceService
 from inflight_operator.render.metadata import child
 from inflight_operator.render.observability import collector_egress, observability_of
@@ -61,6 +62,7 @@ def network_policy(service: InferenceService, settings: Settings, *, leaving: bo
             "podSelector": {"matchLabels": OPERATOR_LABELS},
         }
         admin["from"] = [operator, *settings.admin_peers]
+    own = [{"podSelector": {"matchLabels": pod_labels(name)}}] if asks_peers(service.spec) and "from" in admin else []
     egress = collector_egress(observability_of(service, settings))
     return {
         **child("networking.k8s.io/v1", "NetworkPolicy", service),
@@ -70,7 +72,7 @@ def network_policy(service: InferenceService, settings: Settings, *, leaving: bo
             **({"egress": egress} if egress and not fetches_model(service) else {}),
             "ingress": [
                 *_serving(service, settings, admin.get("from"), gateway),
-                admin,
+                {**admin, "from": [*admin["from"], *own]} if own else admin,
                 *_metrics(service, admin.get("from"), gateway),
                 *_kv_events(service, gateway),
             ],

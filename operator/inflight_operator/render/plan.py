@@ -31,6 +31,7 @@ class ChildPlan:
         digests: version of the model that pods of a rollout have to find, by rollout.
         prefetch_run: name of what the Jobs fetch; empty without any.
         prefetch: places that a Job fetches the model to.
+        peers: engines that may have weights: uid of the pod, and address of the admin port.
     """
 
     replicas: int
@@ -45,6 +46,7 @@ class ChildPlan:
     digests: tuple[tuple[str, str], ...] = ()
     prefetch_run: str = ""
     prefetch: tuple[str, ...] = ()
+    peers: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,14 @@ from inflight_base.manifest import Manifest
 from inflight_base.manifest.engines import CUSTOM, INFLIGHT, VLLM, annotation_of
 from inflight_base.manifest.names import ENGINE_ANNOTATION, ENGINE_CONTAINER, QUEUE_LABEL, child_labels, child_names
 from inflight_base.manifest.units import parse_duration
-from inflight_operator.api.resolve import MODEL_FOLDER, claim_and_folder, downloads_model, engine_type, model_image
+from inflight_operator.api.resolve import (
+    MODEL_FOLDER,
+    claim_and_folder,
+    disk_size,
+    downloads_model,
+    engine_type,
+    model_image,
+)
 from inflight_operator.api.types import InferenceService
 from inflight_operator.render.admin_token import SECRET_FOLDER
 from inflight_operator.render.engines.container import (
@@ -93,7 +100,7 @@ def _volumes(service: InferenceService, engine: EngineContainer) -> list[Volume]
     if image := model_image(service.spec.model.source):
         volumes.append(Volume("inflight-model", {"image": {"reference": image}}, MODEL_FOLDER))
     if downloads_model(service.spec.model.source):
-        disk = {"emptyDir": {"sizeLimit": download_size(service)}}
+        disk = {"emptyDir": {"sizeLimit": disk_size(service.spec)}}
         volumes.append(Volume("inflight-model", disk, MODEL_FOLDER, read_only=False))
     return [*volumes, *engine.volumes]
 
@@ -126,13 +133,3 @@ def grace_period_seconds(drain_timeout: str) -> int:
     of that and a margin, so only the drain timeout ends requests.
     """
     return PROPAGATION_SECONDS + math.ceil(parse_duration(drain_timeout)) + MARGIN_SECONDS
-
-
-def download_size(service: InferenceService) -> str:
-    """Bound of the volume that an hf:// model is downloaded to, as a quantity.
-
-    The default is large enough for any model that the pod could serve: 256Gi is more than the memory of any one
-    accelerator, and 64Gi on CPU is 16 times the memory limit.
-    """
-    storage, count = service.spec.model.storage, service.spec.accelerator.count
-    return str(storage) if storage is not None else f"{256 * count}Gi" if count else "64Gi"

@@ -47,7 +47,7 @@ def render(service: InferenceService, plan: ChildPlan, settings: Settings) -> li
     behind = behind_gateway(service, settings)
     children = [
         admin_token_secret(service, plan.admin_token, plan.tenant_keys),
-        limits_config_map(service, plan.limits, plan.digests),
+        limits_config_map(service, plan.limits, plan.digests, plan.peers),
         network_policy(service, settings, leaving=plan.leaving),
         deployment(service, plan, settings),
         # The Service that the gateway finds engines by comes before the one that sends it requests.

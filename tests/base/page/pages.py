@@ -11,9 +11,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from inflight_base.page.histogram import Histogram
 from inflight_cost.model import CostModel
-from inflight_engine.messages import EngineReady, Loading, StepCost, StepStats
+from inflight_engine.messages import EngineReady, Loading, StepCost, StepStats, WeightsRead
 from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.server.admission.demand import Demand, Load
+from inflight_engine.server.admission.peer_reads import PeerReads
 from inflight_engine.server.requests.counts import Counts
 from inflight_engine.server.telemetry.page import EngineMetrics, Gauges
 from inflight_settings.limits import Limits
@@ -43,11 +44,12 @@ def engine_page(names=None, observations=1, seed=0):
     )
     facts = {"digest": DIGEST, "cache_problem": CACHE_PROBLEM, "weights_seconds": 0.5}
     runner = RunnerInfo(10, 16, 1024, 1, 100, "cpu", "float32", "eager", 1.0, **facts)
-    ready = EngineReady(Limits(64, 2048), runner)
+    ready = EngineReady(Limits(64, 2048), runner, WeightsRead(peer_bytes=6, source_bytes=2, peer_failures=1))
     load = Load(stats, Limits(48, 1024), ready, num_requests=7, queued_tokens=300)
     gauges = Gauges(load, {"interactive": 2, "batch": 0}, draining=False, revision=7, loading=Loading(3, 4, 2.0))
     counts, demand = Counts([ServiceClass("interactive"), ServiceClass("batch")]), Demand()
     metrics = EngineMetrics("m", counts, demand, lambda: gauges)
+    metrics.peer_reads = PeerReads(None, (), lambda: stats)
     numbers = random.Random(seed)
     for _ in range(observations):
         counts.time_to_first_token.observe(numbers.expovariate(2))

@@ -81,6 +81,7 @@ def test_the_flags_extra_args_may_not_repeat_are_the_ones_the_operator_sets():
     settings = replace(
         SETTINGS, gateway_service="g.system.svc.cluster.local", model_cache=ModelCache("models", "", 2**30)
     )
-    command = engine(service, settings)["command"]
-    flags = {argument.removeprefix("--").partition("=")[0] for argument in command[3:]}
+    given = [service, make(model={"source": "s3://models/qwen", "peers": True})]
+    commands = [engine(one, settings)["command"] for one in given]
+    flags = {argument.removeprefix("--").partition("=")[0] for command in commands for argument in command[3:]}
     assert flags == {*OWN_FLAGS, "kv-events-config"}  # which extra_args may have instead of the field

@@ -52,6 +52,7 @@ def test_the_engine_s_own_page_is_read_whole(names):
     assert (sample.preemptions, sample.generation_tokens) == (3, 7)
     assert (sample.digest, sample.cache_problem) == (DIGEST, CACHE_PROBLEM)
     assert sample.weights_seconds == 0.5
+    assert (sample.peer_weights, sample.source_weights) == (6, 2)
     assert (sample.loading_read_bytes, sample.loading_total_bytes, sample.loading_seconds) == (3, 4, 2.0)
     for histogram in (sample.ttft, sample.tpot, sample.itl, sample.step_tokens):
         assert histogram.count == 1

@@ -204,7 +204,7 @@ async def test_of_scale_downs_whose_pods_cannot_be_marked_for_long_only_the_firs
     class Api:
         error = KubeApiError("PATCH", 503, "down")
 
-        async def set_pod_deletion_cost(self, namespace, pod, cost):
+        async def annotate_pod(self, namespace, pod, name, value):
             if self.error is not None:
                 raise self.error
 

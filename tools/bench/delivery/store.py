@@ -2,7 +2,8 @@
 
 python -m tools.bench.delivery.store FOLDER [--port N] [--host ADDRESS] [--rate BYTES_PER_SECOND] [--key ID] [--write]
 
-It lists them as S3 does, for any bucket and prefix, and can be served from by `s3://`; it checks no signature.
+It lists them as S3 does, for any bucket and prefix, and can be served from by `s3://`; it checks no signature. `/sent` has
+the bytes of weights that it has sent.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 from xml.sax.saxutils import escape
+
+SENT_PATH = "/sent"
 
 _CHUNK = 256 << 10
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
@@ -39,6 +42,18 @@ class Link:
         time.sleep(max(0.0, until - time.monotonic()))
 
 
+class Count:
+    """Bytes of weights that were sent."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self._lock = threading.Lock()
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self.sent += count
+
+
 def make_server(folder: Path, port: int, rate: float, *, host: str = "127.0.0.1", key: str = "") -> ThreadingHTTPServer:
     """Returns the server, which listens.
 
@@ -46,7 +61,7 @@ def make_server(folder: Path, port: int, rate: float, *, host: str = "127.0.0.1"
         rate: bytes a second, 0 for no limit.
         key: id of the only access key that is served; empty: all are.
     """
-    link = Link(rate)
+    link, weights = Link(rate), Count()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -62,6 +77,9 @@ def make_server(folder: Path, port: int, rate: float, *, host: str = "127.0.0.1"
 
         def _answer(self, *, with_body: bool) -> None:
             asked = urlsplit(self.path)
+            if asked.path == SENT_PATH:
+                self._say(str(weights.sent).encode())
+                return
             if key and f"Credential={key}/" not in self.headers.get("Authorization", ""):
                 self.send_error(403)
                 return
@@ -87,7 +105,7 @@ def make_server(folder: Path, port: int, rate: float, *, host: str = "127.0.0.1"
             if with_body:
                 self.wfile.flush()
                 with path.open("rb") as file:
-                    self._send(file.fileno(), start, end)
+                    self._send(file.fileno(), start, end, weights if path.suffix == ".safetensors" else Count())
 
         def _list(self, prefix: str) -> None:
             contents = "".join(
@@ -95,17 +113,21 @@ def make_server(folder: Path, port: int, rate: float, *, host: str = "127.0.0.1"
                 f"<ETag>{escape(_etag(path))}</ETag><LastModified>2026-11-23T10:00:00.000Z</LastModified></Contents>"
                 for path in sorted(folder.iterdir())
             )
-            body = f"<ListBucketResult><IsTruncated>false</IsTruncated>{contents}</ListBucketResult>".encode()
+            self._say(f"<ListBucketResult><IsTruncated>false</IsTruncated>{contents}</ListBucketResult>".encode())
+
+        def _say(self, body: bytes) -> None:
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
 
-        def _send(self, file: int, start: int, end: int) -> None:
+        def _send(self, file: int, start: int, end: int, counted: Count) -> None:
             while start < end:
                 count = min(_CHUNK, end - start)
                 link.carry(count)
-                start += os.sendfile(self.connection.fileno(), file, start, count)
+                sent = os.sendfile(self.connection.fileno(), file, start, count)
+                counted.add(sent)
+                start += sent
 
     ThreadingHTTPServer.request_queue_size = 128
     return ThreadingHTTPServer((host, port), Handler)

@@ -58,8 +58,9 @@ class Model(SpecModel):
                 "model.revision is for hf:// sources only: the other sources have no revisions",
             ),
             rule(
-                "self.source.startsWith('hf://') || !has(self.storage)",
-                "model.storage is for hf:// sources only: the other sources are not downloaded to a disk",
+                "self.source.startsWith('hf://') || self.?peers.orValue(false) || !has(self.storage)",
+                "model.storage is for hf:// sources, and for others with model.peers: without it they are not copied to"
+                " a disk",
             ),
             rule(
                 "self.source.startsWith('oci://') || !has(self.path)",
@@ -82,6 +83,11 @@ class Model(SpecModel):
                 f"{_starts_with('hf://', 'oci://', *REMOTE, source='self.source')} || !has(self.prefetch)",
                 "model.prefetch is for hf://, oci://, s3://, gs://, az:// and https:// sources only: the others are on"
                 " the node, or on a claim, already",
+            ),
+            rule(
+                f"{_starts_with(*REMOTE, source='self.source')} || !self.?peers.orValue(false)",
+                "model.peers is for s3://, gs://, az:// and https:// sources only: models of hf:// are downloaded by a"
+                " library, and the others are on the node, or on a claim, already",
             ),
         )
     )
@@ -134,8 +140,9 @@ class Model(SpecModel):
     storage: Annotated[str | int, AfterValidator(readable_quantity), Field(json_schema_extra=INT_OR_STRING)] | None = (
         Field(
             default=None,
-            description="Maximum disk space for the download of an hf:// model in each pod, such as 100Gi; a pod"
-            " that needs more is evicted. Default: 256Gi for each accelerator, 64Gi on CPU.",
+            description="Maximum disk space in each pod for the download of an hf:// model, such as 100Gi, or for what"
+            " peers read. A pod that needs more for a download is evicted. Default: 256Gi for each accelerator, 64Gi on"
+            " CPU.",
             json_schema_extra=validation(
                 "type(self) == int ? self > 0 : (isQuantity(self) && quantity(self).isGreaterThan(quantity('0')))",
                 "model.storage must be a quantity above zero, such as 100Gi",
@@ -179,6 +186,13 @@ class Model(SpecModel):
         description="Nodes that get the model before engines need it, by short-lived pods: the image of an oci://"
         " source, or the models of the chart's engine.modelCache. status.prefetch shows how far that is. Default:"
         " engines are the first that fetch.",
+    )
+    peers: bool | None = Field(
+        default=None,
+        description="Engines of the service read weights from each other before they ask the store: many that start at"
+        " once read the store about once together. Each keeps what it gives to others in the chart's engine.modelCache,"
+        " or else on its own disk, see storage. A busy engine gives nothing while its steps take longer than"
+        " slo.tpotP95 (default 50ms), whose change rolls out new pods then. Default: each pod reads the store.",
     )
     served_name: str | None = Field(
         default=None,
@@ -364,6 +378,8 @@ OWN_FLAGS = (
     "disk-path",
     "model-cache",
     "model-cache-size",
+    "peers-file",
+    "peers-tpot",
     "sleep-after",
 )
 """Engine flags that the operator sets; extraArgs may not repeat them."""

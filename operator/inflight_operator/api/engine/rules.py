@@ -22,6 +22,7 @@ _STARTED = (INFLIGHT, VLLM)
 TYPES_OF_FIELDS: dict[str, tuple[str, ...]] = {
     "model.revision": _STARTED,
     "model.prefetch": _OWN,
+    "model.peers": _OWN,
     "engine.plugin": (VLLM,),
     "engine.custom": (CUSTOM,),
     "engine.extraArgs": _STARTED,

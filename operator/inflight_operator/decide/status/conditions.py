@@ -171,6 +171,20 @@ def uncached(findings: tuple[Finding, ...], problems: Collection[str], ready: in
     return tuple(new if one is old else one for one in findings)
 
 
+def delivered(findings: tuple[Finding, ...], from_peers: float, from_source: float) -> tuple[Finding, ...]:
+    """Returns the findings of a service whose pods read weights from each other.
+
+    Args:
+        from_peers, from_source: bytes that the ready pods have read; both 0: none, or not known.
+    """
+    if not from_peers + from_source:
+        return findings
+    old = next(one for one in findings if one.type == "ModelLoaded")
+    what = f"{from_peers / 1e9:.1f} GB of weights came from other pods, {from_source / 1e9:.1f} GB from the source"
+    new = replace(old, message=f"{old.message}; {what}")
+    return tuple(new if one is old else one for one in findings)
+
+
 def resting(findings: tuple[Finding, ...], asleep: int, ready: int) -> tuple[Finding, ...]:
     """Returns the findings of a service, which say so if all its ready pods are asleep.
 

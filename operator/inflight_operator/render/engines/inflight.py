@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from pathlib import Path
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.engines import INFLIGHT
@@ -16,11 +17,20 @@ from inflight_base.manifest.names import (
     MODEL_CACHE_VOLUME,
 )
 from inflight_base.manifest.units import parse_quantity
+from inflight_contract.model_blocks import PEERS_FILE
 from inflight_operator.api.pods.template import KV_FOLDER, MODEL_CACHE_FOLDER
-from inflight_operator.api.resolve import downloads_model, is_stored, model_argument, served_name, startup_limit_seconds
+from inflight_operator.api.resolve import (
+    asks_peers,
+    disk_size,
+    downloads_model,
+    is_stored,
+    model_argument,
+    served_name,
+    startup_limit_seconds,
+)
 from inflight_operator.api.types import InferenceService
 from inflight_operator.render.admin_token import SECRET_FOLDER, TENANT_KEY
-from inflight_operator.render.engine_flags import constant_flags, engine_flags, seconds
+from inflight_operator.render.engine_flags import constant_flags, engine_flags, peers_flags, seconds
 from inflight_operator.render.engines.container import (
     ADMIN_ENVIRONMENT,
     KILL_GRACE_SECONDS,
@@ -39,8 +49,8 @@ from inflight_operator.render.service import behind_gateway
 
 _CA_FOLDER = "/etc/inflight/model-ca"
 
-KV_MARGIN = 64 << 20
-"""Bytes of the volume behind the KV cache beside its blocks."""
+DISK_MARGIN = 64 << 20
+"""Bytes of a volume beside the KV blocks, or the weights, that it is for."""
 
 
 def inflight_container(service: InferenceService, settings: Settings) -> EngineContainer:
@@ -87,9 +97,13 @@ def _kv_volumes(service: InferenceService) -> tuple[Volume, ...]:
         return ()
     if disk.volume is not None:
         return (Volume(disk.volume, None, KV_FOLDER, read_only=False),)
-    # The kubelet evicts a pod that exceeds the limit, and file systems count more than the bytes of files.
-    size = int(parse_quantity(disk.size)) + KV_MARGIN
-    return (Volume("inflight-kv", {"emptyDir": {"sizeLimit": str(size)}}, KV_FOLDER, read_only=False),)
+    return (Volume("inflight-kv", _bounded(int(parse_quantity(disk.size))), KV_FOLDER, read_only=False),)
+
+
+def _bounded(size: int) -> Manifest:
+    """Returns a volume of the pod for so many bytes. The kubelet evicts a pod that exceeds the limit, and file systems
+    count more than the bytes of files."""
+    return {"emptyDir": {"sizeLimit": str(size + DISK_MARGIN)}}
 
 
 def model_cache(service: InferenceService, settings: Settings) -> ModelCache | None:
@@ -103,6 +117,8 @@ def model_cache(service: InferenceService, settings: Settings) -> ModelCache | N
 
 def _cache_volumes(service: InferenceService, settings: Settings) -> tuple[Volume, ...]:
     cache = model_cache(service, settings)
+    if cache is None and asks_peers(service.spec):
+        return (Volume(MODEL_CACHE_VOLUME, _bounded(_own_size(service)), MODEL_CACHE_FOLDER, read_only=False),)
     if cache is None:
         return ()
     if cache.claim:  # a claim is of one namespace
@@ -112,6 +128,11 @@ def _cache_volumes(service: InferenceService, settings: Settings) -> tuple[Volum
     source = {"hostPath": {"path": cache.host_path, "type": "Directory"}}
     folder = service.metadata.namespace
     return (Volume(MODEL_CACHE_VOLUME, source, MODEL_CACHE_FOLDER, read_only=False, folder=folder),)
+
+
+def _own_size(service: InferenceService) -> int:
+    """Returns the bytes of weights that an engine keeps for its peers where engines share no folder."""
+    return int(parse_quantity(disk_size(service.spec)))
 
 
 def engine_command(
@@ -144,6 +165,7 @@ def engine_command(
     }
     if spec.model.source.startswith("hf://"):
         flags["revision"] = spec.model.revision
+    kept = cache.size if cache is not None else _own_size(service) if asks_peers(spec) else None
     return [
         "inflight-engine",
         "serve",
@@ -154,7 +176,9 @@ def engine_command(
         *([f"--grpc-port={GRPC_PORT}"] if spec.engine.grpc else []),
         *kv_events_flags(service),
         *([] if tenant_key_file is None else [f"--tenant-key-file={tenant_key_file}"]),
-        *([] if cache is None else [f"--model-cache={MODEL_CACHE_FOLDER}", f"--model-cache-size={cache.size}"]),
+        *([] if kept is None else [f"--model-cache={MODEL_CACHE_FOLDER}", f"--model-cache-size={kept}"]),
+        *([f"--peers-file={Path(limits_file).with_name(PEERS_FILE)}"] if asks_peers(spec) else []),
+        *peers_flags(spec),
         *spec.engine.extra_args,
     ]
 

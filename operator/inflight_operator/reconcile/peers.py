@@ -1,0 +1,46 @@
+"""The engines that others of the service may read weights from. Pure."""
+
+from __future__ import annotations
+
+from inflight_base.manifest.engines import INFLIGHT
+from inflight_base.manifest.slices import address_of
+from inflight_operator.api.resolve import asks_peers
+from inflight_operator.observe.pods import PodView
+from inflight_operator.reconcile.memory import Memory
+from inflight_operator.reconcile.snapshot import Snapshot
+
+MOST_PEERS = 128
+"""Engines that are named: one that loads asks them in turn."""
+
+
+def peers(snapshot: Snapshot, memory: Memory) -> tuple[tuple[str, str], ...]:
+    """Returns the engines with the version of the model that new pods load, as uids of the pods and addresses of their
+    admin ports; also those that still load, which give what they have. Ready and older ones come first where they are
+    too many."""
+    if not asks_peers(snapshot.service.spec):
+        return ()
+    known = dict(memory.digests)
+    newest = next(reversed(known.values()), "")
+    named = [pod for pod in _reachable(snapshot) if known.get(pod.rollout, newest) == newest]
+    named.sort(key=lambda pod: (not pod.ready, pod.created, pod.name))
+    addresses = ((pod.uid, address_of(pod.ip, pod.admin_port or 0)) for pod in named[:MOST_PEERS])
+    return tuple(sorted(addresses))
+
+
+def loading(snapshot: Snapshot) -> tuple[PodView, ...]:
+    """Returns the pods whose engines load their model, and ask others for it."""
+    if not asks_peers(snapshot.service.spec):
+        return ()
+    return tuple(pod for pod in _reachable(snapshot) if not pod.ready)
+
+
+def weights_read(snapshot: Snapshot) -> tuple[float, float]:
+    """Returns the bytes of weights that the ready engines have read from each other, and from the source."""
+    if not asks_peers(snapshot.service.spec):
+        return 0.0, 0.0
+    samples = snapshot.fresh.values()
+    return sum(one.peer_weights for one in samples), sum(one.source_weights for one in samples)
+
+
+def _reachable(snapshot: Snapshot) -> list[PodView]:
+    return [pod for pod in snapshot.replicas if pod.ip and pod.admin_port is not None and pod.engine.name == INFLIGHT]
