@@ -256,7 +256,22 @@ BAD = {
     ),
     "storage for something that is not downloaded": (
         spec(model={**MODEL, "storage": "1Gi"}),
-        "model.storage is for hf:// sources only: the other sources are not downloaded to a disk",
+        "model.storage is for hf:// sources, and for others with model.peers: without it they are not copied to a disk",
+    ),
+    "storage for weights that no peer reads": (
+        spec(model={"source": "s3://models/a", "peers": False, "storage": "1Gi"}),
+        "model.storage is for hf:// sources, and for others with model.peers",
+    ),
+    **{
+        f"peers of a model of {source}": (
+            spec(model={"source": source, "peers": True}),
+            "model.peers is for s3://, gs://, az:// and https:// sources only",
+        )
+        for source in ("builtin://smollm2", "hf://a/b", "pvc://models/a", "oci://registry/qwen")
+    },
+    "peers of another engine": (
+        spec(model={"source": "s3://models/a", "peers": True}, engine={"type": "vllm"}),
+        "model.peers is for engine.type inflight only",
     ),
     "storage that is no quantity": (
         spec(model={"source": "hf://a/b", "storage": "much"}),

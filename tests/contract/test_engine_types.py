@@ -15,6 +15,7 @@ TYPES = {
 OTHER_VALUES = {
     "model.revision": "v2",
     "model.prefetch": {"nodeSelector": {"accelerator": "h200"}},
+    "model.peers": False,
     "engine.plugin": False,
     "engine.custom": {"port": 8080},
     "engine.extraArgs": ["--block-size=32"],

@@ -23,6 +23,7 @@ from tools.testbed.service import is_ready
 ROOT = Path(__file__).parents[3]
 IMAGE = "localhost/tiny-model:1"
 KEY = "reader"
+STREAMED = {"source": "s3://models/tiny", "credentialsSecret": "reader"}
 ONE = {"scaling": {"maxReplicas": 1}, "tuning": {"mode": "Off"}, "engine": {"dtype": "bfloat16", "maxModelLen": 128}}
 CODE = ("__init__", "bench/__init__", "bench/delivery/__init__", "bench/delivery/checkpoint", "bench/delivery/store")
 
@@ -49,12 +50,12 @@ def mounted(namespace, image):
 
 @contextmanager
 def model_store(namespace, engine_image):
-    """A pod that writes a model and serves it as S3, 4 MB a second; yields its URL."""
+    """A pod that writes a model and serves it as S3; yields its URL."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in CODE:
             archive.write(ROOT / "tools" / f"{name}.py", f"tools/{name}.py")
-    arguments = ["/dev/shm/model", "--host", "0.0.0.0", "--key", KEY, "--rate", "4e6", "--write"]
+    arguments = ["/dev/shm/model", "--host", "0.0.0.0", "--key", KEY, "--write"]
     module = "tools.bench.delivery.store"
     with script_pod(module, content.getvalue(), arguments, name="store", image=engine_image, namespace=namespace):
         deadline = time.monotonic() + 120
@@ -74,8 +75,7 @@ def streamed(namespace, mounted):
     literals = [f"--from-literal={name}={value}" for name, value in keys.items()]
     kubectl("-n", namespace, "create", "secret", "generic", "reader", *literals)
     with model_store(namespace, status["engine"]["image"]) as url:
-        model = {"source": "s3://models/tiny", "endpoint": url, "credentialsSecret": "reader"}
-        yield apply("streamed", namespace, **ONE, model=model)
+        yield apply("streamed", namespace, **ONE, model={**STREAMED, "endpoint": url})
 
 
 def answers(service):
@@ -119,15 +119,16 @@ def test_a_model_in_a_store_is_streamed_and_serves(streamed):
 
 def test_replicas_read_the_weights_of_a_store_from_each_other(namespace, streamed):
     """The first pod reads the store. Two more, which start together, read nothing of it."""
-    status = streamed.wait("Ready", is_ready, seconds=180)
-    model = {**streamed.spec["model"], "peers": True, "storage": "1Gi"}
+    streamed.wait("Ready", is_ready, seconds=180)
+    (store,) = pods(namespace, "app=store")
+    model = {**STREAMED, "endpoint": f"http://{store.address}:9000", "peers": True, "storage": "1Gi"}
     before = sent(namespace)
     shared = apply("shared", namespace, **ONE | {"scaling": {"mode": "External"}}, model=model, replicas=1)
     shared.wait("Ready", is_ready, seconds=180)
     first = sent(namespace) - before
     assert first > 10e6
     kubectl("-n", namespace, "scale", "inferenceservice/shared", "--replicas=3")
-    status = shared.wait("weights from other pods", lambda status: status.get("readyReplicas") == 3, seconds=180)
+    shared.wait("weights from other pods", lambda status: status.get("readyReplicas") == 3, seconds=180)
 
     def told(status):
         return "GB of weights came from other pods" in condition(status, "ModelLoaded").get("message", "")

@@ -50,8 +50,8 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """Label of pods that Kueue admits: the LocalQueue of their namespace."""
 
 PEERS_ANNOTATION = "inflight.dev/peers"
-"""Annotation of pods that load their model. It changes with the names of their peers, as the kubelet brings the files of
-a pod up to date when the pod changes."""
+"""Annotation of pods that load their model. It changes with the names of their peers: the kubelet brings the files of a
+pod up to date when the pod changes."""
 
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 

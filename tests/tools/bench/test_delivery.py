@@ -1,6 +1,7 @@
 """The store of the delivery benchmark, and the checkpoint that it serves."""
 
 import threading
+import urllib.request
 
 import pytest
 
@@ -33,6 +34,8 @@ def test_the_store_serves_ranges_of_a_checkpoint_that_the_engine_reads(served):
     last = snapshot.shards[-1]
     content = (folder / last.name).read_bytes()
     assert bytes(snapshot.store.read(last, 7, len(content))) == content[7:]
+    with urllib.request.urlopen(url.replace("/model", "/sent")) as answer:
+        assert int(answer.read()) > len(content) - 7
 
 
 def test_the_store_is_read_as_s3_with_its_key(served, monkeypatch, tmp_path):

@@ -24,6 +24,9 @@ class Size:
 TINY = Size(64, 2)
 """13 MB."""
 
+MIDDLE = Size(1024, 12)
+"""0.5 GB."""
+
 LARGE = Size(2048, 15)
 """2 GB."""
 

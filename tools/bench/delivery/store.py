@@ -2,8 +2,8 @@
 
 python -m tools.bench.delivery.store FOLDER [--port N] [--host ADDRESS] [--rate BYTES_PER_SECOND] [--key ID] [--write]
 
-It lists them as S3 does, for any bucket and prefix, and can be served from by `s3://`; it checks no signature. `/sent` has
-the bytes of weights that it has sent.
+It lists them as S3 does, for any bucket and prefix, and can be served from by `s3://`; it checks no signature.
+`/sent` has the bytes of weights that it has sent.
 """
 
 from __future__ import annotations
