@@ -226,27 +226,31 @@ def run(traffic: Traffic, rounds: int, times: float, share: float, folder: str, 
         num_equal += sum(all(text == each[0] for text in each) for each in zip(*texts, strict=True))
     equal = {"equal_conversations": num_equal, "of": rounds * traffic.conversations}
     rows = [engine.measured.row(name) for name, engine in engines.items()]
-    return [*rows, equal, _without_reuse(device, disk, traffic, rounds), _paths(disk, Path(folder))]
+    return [*rows, equal, _without_reuse(engines, traffic, rounds), _paths(disk, Path(folder))]
 
 
-def _without_reuse(device: Conversing, disk: Conversing, traffic: Traffic, rounds: int) -> dict[str, Any]:
-    """Prompts that share nothing, in turns both ways round: what the tiers cost requests that do not use them."""
+def _without_reuse(engines: dict[str, Conversing], traffic: Traffic, rounds: int) -> dict[str, Any]:
+    """Prompts that share nothing, in turns both ways round: what the tiers cost requests that do not use them.
+
+    Args:
+        engines: the first has no tiers.
+    """
     prompts = Traffic(traffic.conversations, 1, traffic.longest, traffic.at_once)
-    seconds: dict[str, list[float]] = {"device": [], "with tiers": []}
-    cpu_seconds = dict.fromkeys(seconds, 0.0)
+    seconds: dict[str, list[float]] = {name: [] for name in engines}
+    cpu_seconds = dict.fromkeys(engines, 0.0)
     for seed in range(2 * rounds):
-        engines = list(zip(seconds, (device, disk), strict=True))
-        for name, engine in engines[:: -1 if seed % 2 else 1]:
+        for name, engine in list(engines.items())[:: -1 if seed % 2 else 1]:
             engine.measured, cpu_before = Measured(), time.process_time()
             engine.converse(prompts, 10_000 + seed)
             cpu_seconds[name] += time.process_time() - cpu_before
             seconds[name].append(engine.measured.seconds)
-    ratios = [alone / tiers for alone, tiers in zip(*seconds.values(), strict=True)]
+    alone, *_ = seconds.values()
+    ratios = {name: np.divide(alone, each).round(3) for name, each in seconds.items()}
     return {
         "without_reuse": {name: round(sum(each), 2) for name, each in seconds.items()},
         "cpu_seconds": {name: round(each, 2) for name, each in cpu_seconds.items()},
-        "throughput_with_tiers": round(float(np.median(ratios)), 3),
-        "in_turns": [round(ratio, 3) for ratio in ratios],
+        "throughput_with_tiers": {name: round(float(np.median(each)), 3) for name, each in ratios.items()},
+        "in_turns": {name: each.tolist() for name, each in ratios.items()},
     }
 
 
@@ -281,7 +285,7 @@ def _paths(engine: Conversing, folder: Path) -> dict[str, Any]:
         "host_to_device": min(_seconds(lambda: host_cache.copy_in([(blocks, blocks)]).item()) for _ in range(_COPIES)),
     }
     measured = {
-        "memcpy": _seconds(lambda: np.copyto(target, source)),
+        "memcpy": min(_seconds(lambda: np.copyto(target, source)) for _ in range(_COPIES)),
         "disk_write": _seconds(write),
         "disk_read": _seconds(read),
         "store_write": _seconds(lambda: [store.write(name, source[at].data, 1) for at, name in enumerate(names)]),
