@@ -1,5 +1,6 @@
-"""Conversations whose prefixes are several times the device's KV cache: with the device alone, with host memory behind
-it, and with a disk behind that, in turns in one run; and the bytes/s of each path."""
+"""Conversations whose prefixes are several times the device's KV cache: with the device alone, with host memory for a
+part and for all of them behind it, and with a disk behind host memory for a part, in turns in one run; and the bytes/s
+of each path."""
 
 from __future__ import annotations
 
@@ -189,7 +190,7 @@ def run(traffic: Traffic, rounds: int, times: float, share: float, folder: str, 
     """Measure the engines in turns.
 
     Args:
-        share: of all conversations at their ends that host memory holds.
+        share: of all conversations at their ends that a part of host memory holds.
         folder: on the disk.
 
     Returns:
@@ -203,9 +204,13 @@ def run(traffic: Traffic, rounds: int, times: float, share: float, folder: str, 
     kv_bytes = device.ready.runner.kv_bytes_per_token
     total = traffic.conversations * traffic.longest * kv_bytes
     space = int(share * total)
-    host = Conversing(EngineConfig(**config, swap_space=space))
     disk = Conversing(EngineConfig(**config, swap_space=space, disk_path=folder, disk_space=2 * total))
-    engines = {"device": device, "device and host memory": host, "device, host memory and disk": disk}
+    engines = {
+        "device": device,
+        f"host memory for {share:.0%}": Conversing(EngineConfig(**config, swap_space=space)),
+        "host memory for all": Conversing(EngineConfig(**config, swap_space=total)),
+        f"host memory for {share:.0%}, and disk": disk,
+    }
     print(
         f"{traffic.conversations} conversations of {traffic.turns} turns, {traffic.longest} tokens at the end, "
         f"{traffic.at_once} at once; {num_blocks} blocks of {BLOCK} tokens on the device, "
@@ -218,30 +223,34 @@ def run(traffic: Traffic, rounds: int, times: float, share: float, folder: str, 
         names = list(engines)
         turn = seed % len(names)
         texts = [engines[name].converse(traffic, seed + 1) for name in names[turn:] + names[:turn]]
-        num_equal += sum(one == other == third for one, other, third in zip(*texts, strict=True))
+        num_equal += sum(all(text == each[0] for text in each) for each in zip(*texts, strict=True))
     equal = {"equal_conversations": num_equal, "of": rounds * traffic.conversations}
     rows = [engine.measured.row(name) for name, engine in engines.items()]
-    return [*rows, equal, _without_reuse(device, disk, traffic, rounds), _paths(disk, Path(folder))]
+    return [*rows, equal, _without_reuse(engines, traffic, rounds), _paths(disk, Path(folder))]
 
 
-def _without_reuse(device: Conversing, disk: Conversing, traffic: Traffic, rounds: int) -> dict[str, Any]:
-    """Prompts that share nothing, in turns both ways round: what the tiers cost requests that do not use them."""
+def _without_reuse(engines: dict[str, Conversing], traffic: Traffic, rounds: int) -> dict[str, Any]:
+    """Prompts that share nothing, in turns both ways round: what the tiers cost requests that do not use them.
+
+    Args:
+        engines: the first has no tiers.
+    """
     prompts = Traffic(traffic.conversations, 1, traffic.longest, traffic.at_once)
-    seconds: dict[str, list[float]] = {"device": [], "device, host memory and disk": []}
-    cpu_seconds = dict.fromkeys(seconds, 0.0)
+    seconds: dict[str, list[float]] = {name: [] for name in engines}
+    cpu_seconds = dict.fromkeys(engines, 0.0)
     for seed in range(2 * rounds):
-        engines = list(zip(seconds, (device, disk), strict=True))
-        for name, engine in engines[:: -1 if seed % 2 else 1]:
+        for name, engine in list(engines.items())[:: -1 if seed % 2 else 1]:
             engine.measured, cpu_before = Measured(), time.process_time()
             engine.converse(prompts, 10_000 + seed)
             cpu_seconds[name] += time.process_time() - cpu_before
             seconds[name].append(engine.measured.seconds)
-    ratios = [alone / tiers for alone, tiers in zip(*seconds.values(), strict=True)]
+    alone, *_ = seconds.values()
+    ratios = {name: np.divide(alone, each).round(3) for name, each in seconds.items()}
     return {
         "without_reuse": {name: round(sum(each), 2) for name, each in seconds.items()},
         "cpu_seconds": {name: round(each, 2) for name, each in cpu_seconds.items()},
-        "throughput_with_tiers": round(float(np.median(ratios)), 3),
-        "in_turns": [round(ratio, 3) for ratio in ratios],
+        "throughput_with_tiers": {name: round(float(np.median(each)), 3) for name, each in ratios.items()},
+        "in_turns": {name: each.tolist() for name, each in ratios.items()},
     }
 
 
@@ -276,7 +285,7 @@ def _paths(engine: Conversing, folder: Path) -> dict[str, Any]:
         "host_to_device": min(_seconds(lambda: host_cache.copy_in([(blocks, blocks)]).item()) for _ in range(_COPIES)),
     }
     measured = {
-        "memcpy": _seconds(lambda: np.copyto(target, source)),
+        "memcpy": min(_seconds(lambda: np.copyto(target, source)) for _ in range(_COPIES)),
         "disk_write": _seconds(write),
         "disk_read": _seconds(read),
         "store_write": _seconds(lambda: [store.write(name, source[at].data, 1) for at, name in enumerate(names)]),

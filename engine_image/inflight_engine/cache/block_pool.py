@@ -112,11 +112,14 @@ class BlockPool:
         block_ids.setflags(write=False)
         return block_ids
 
-    def free(self, block_ids: BlockIds | Sequence[int]) -> None:
+    def free(self, block_ids: BlockIds | Sequence[int], *, elsewhere: bool = False) -> None:
         """Release one reference to each block. A block without owners is empty or, with content, cached.
 
         Of one table the last block is the first to be evicted (without those before it, it could not be found), and
         empty blocks come back in table order.
+
+        Args:
+            elsewhere: the content is in other memory too: where no block is empty, these are the next to be evicted.
 
         Raises:
             ValueError: a block has no owner, or is named twice; nothing is freed.
@@ -127,9 +130,13 @@ class BlockPool:
             raise ValueError(f"block {blocks[num_owners == 0][0]} is freed twice")
         self._num_owners[blocks] = num_owners - 1
         unowned = blocks[num_owners == 1][::-1]
-        cached = self._content_mask[unowned]
-        self._append(unowned[cached])
-        self._prepend(unowned[~cached])
+        mask = self._content_mask[unowned]
+        cached = unowned[mask]
+        if elsewhere and not self._has_empty():
+            self._prepend(cached[::-1])
+        else:
+            self._append(cached)
+        self._prepend(unowned[~mask])
         self.num_free += len(unowned)
 
     def match(self, hashes: Sequence[bytes]) -> BlockIds:
@@ -235,6 +242,10 @@ class BlockPool:
         hashes = [self._hash_of[block] for block in blocks.tolist()]
         if hashes:
             events.append(BlocksRemoved(b"".join(each for each in hashes if each is not None), self.medium))
+
+    def _has_empty(self) -> bool:
+        """Tell whether a block without owner is empty: those come first."""
+        return self.num_free > 0 and not self._content_mask[self._first(1)[0]]
 
     def _first(self, count: int) -> _Ids:
         """Return the first `count` blocks of the order, without the gaps."""

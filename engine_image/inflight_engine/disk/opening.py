@@ -22,6 +22,9 @@ from inflight_settings.engine import EngineConfig
 
 log = logging.getLogger(__name__)
 
+_READY_SECONDS = 10.0
+"""Time that the engine waits for its disk, at most, before it is ready."""
+
 _WEIGHTS = ("config.json", "*.safetensors", "*.gguf")
 """Files of a model that its keys and values depend on."""
 
@@ -48,7 +51,8 @@ def make_disk(
     wake: Callable[[], None],
     fetches: Fetches,
 ) -> DiskLoads:
-    """Make the tier, which opens its store in the background."""
+    """Make the tier, which opens its store in the background. Waits for that, so that the first turns of conversations
+    after a restart find their blocks, but not for long."""
     assert config.disk_path is not None
     offload, folder = scheduler.offload, Path(config.disk_path)
 
@@ -68,6 +72,8 @@ def make_disk(
         wake=wake,
     )
     thread.start()
+    if not thread.wait_open(_READY_SECONDS):
+        log.info("the engine is ready before the disk of its KV cache, which takes over %.0f s", _READY_SECONDS)
     return loads
 
 

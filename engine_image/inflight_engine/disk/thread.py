@@ -97,10 +97,15 @@ class DiskThread:
         self._block_from: float | None = None
         """Clock at which the block that is read or written was begun; None: none is."""
         self._closed = False
+        self._opened = threading.Event()
         self._thread = threading.Thread(target=self._run, name="disk", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+
+    def wait_open(self, seconds: float) -> bool:
+        """Wait until blocks can be found, or it is known that there is no store; False: it takes longer."""
+        return self._opened.wait(seconds)
 
     @property
     def ready(self) -> bool:
@@ -193,12 +198,14 @@ class DiskThread:
             store = self._open_store()
         except Exception as error:
             log.warning("the KV cache goes on without its disk: %s", error)
+            self._opened.set()
             return
         store.lost = self._lost
         if self._events is not None and store.usage():
             self._events.append(BlocksStored(b"".join(store.hashes()), b"", b"", b"", DISK))
         log.info("the disk has %d blocks of the KV cache", store.usage())
         self._store = store
+        self._opened.set()
         try:
             while self._work_once(store):
                 pass

@@ -45,14 +45,19 @@ class PoolModel:
             self.owners[block] = 1
             self.written[block] = None
 
-    def free(self, blocks):
+    def free(self, blocks, elsewhere):
+        evicted_next = elsewhere and not self.empty
+        cached = []
         for block in reversed(blocks):
             self.owners[block] -= 1
             if self.owners[block] == 0:
                 if block in self.hash_of:
-                    self.cached[block] = self.hash_of[block]
+                    cached.append(block)
                 else:
                     self.empty.add(block)
+        self.cached.update((block, self.hash_of[block]) for block in cached)
+        for block in reversed(cached) if evicted_next else ():
+            self.cached.move_to_end(block, last=False)
 
     def share(self, blocks):
         for block in blocks:
@@ -99,10 +104,10 @@ class PoolMachine(RuleBasedStateMachine):
         self.model.take(blocks)
         return blocks
 
-    def freed(self, blocks):
-        self.pool.free(blocks)
-        self.twin.free(blocks)
-        self.model.free(blocks)
+    def freed(self, blocks, elsewhere=False):
+        self.pool.free(blocks, elsewhere=elsewhere)
+        self.twin.free(blocks, elsewhere=elsewhere)
+        self.model.free(blocks, elsewhere)
 
     def registered(self, blocks, hashes):
         registered = self.pool.register(blocks, hashes)
@@ -160,12 +165,12 @@ class PoolMachine(RuleBasedStateMachine):
             pool.unregister(blocks)
 
     @precondition(lambda self: self.tables)
-    @rule(data=st.data(), hashes=chains)
-    def finish(self, data, hashes):
+    @rule(data=st.data(), hashes=chains, elsewhere=st.booleans())
+    def finish(self, data, hashes, elsewhere):
         table = self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1)))
         size = min(len(table), len(hashes))
         self.registered(table[:size], hashes[:size])
-        self.freed(table)
+        self.freed(table, elsewhere)
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data())

@@ -57,10 +57,12 @@ class TierMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule()
     def release(self):
-        for places, names in self.held:
+        for at, (places, names) in enumerate(self.held):
             self.tier.release(places)
-            last = [name for name in reversed(names) if name in self.order]
-            self.order = [name for name in self.order if name not in last] + last
+            later = {name for _, others in self.held[at + 1 :] for name in others}
+            last = [name for name in reversed(names) if name in self.order and name not in later]
+            others = [name for name in self.order if name not in last]
+            self.order = [*last, *others] if len(self.order) == self.PLACES else [*others, *last]
         self.held.clear()
 
     @precondition(lambda self: self.memory and not self.held)
@@ -80,6 +82,27 @@ class TierMachine(RuleBasedStateMachine):
         self.release()
         _, places = self.tier.reserve([b"new %d" % number for number in range(self.PLACES)])
         assert len(places) == self.PLACES, "places are held by nobody"
+
+
+def test_what_the_device_has_is_given_up_first_where_all_places_are_taken():
+    tier = HostTier(4, 4)
+    store(tier, NAMES[:4])
+    tier.release(tier.load(NAMES[2:4]))
+    store(tier, NAMES[4:5])
+    assert [tier.match([name]) for name in NAMES[:5]] == [1, 1, 1, 0, 1], "the last of those that were loaded"
+
+
+def test_what_the_device_has_counts_as_used_while_a_place_is_empty():
+    tier = HostTier(4, 4)
+    store(tier, NAMES[:3])
+    tier.release(tier.load(NAMES[:1]))
+    store(tier, NAMES[3:5])
+    assert [tier.match([name]) for name in NAMES[:5]] == [1, 0, 1, 1, 1]
+
+
+def store(tier, names):
+    indices, places = tier.reserve(names)
+    tier.store(places, [names[index] for index in indices])
 
 
 TestTier = TierMachine.TestCase

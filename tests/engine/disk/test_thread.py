@@ -165,8 +165,9 @@ def test_until_the_disk_is_open_nothing_is_found_or_written_and_no_read_waits(tm
     thread.touch([NAMES[0]])
     thread.load(Read(1, [NAMES[0]], [1]))
     assert (thread.has(NAMES[0]), thread.usage(), thread.take()) == (False, 0, [Done(1, [])])
+    assert not thread.wait_open(0.01), "a disk that takes long is not waited for"
     opens.set()
-    until(lambda: thread._store is not None)
+    assert thread.wait_open(10)
     written(thread, 0, NAMES[0])
     until(lambda: thread.num_stored == 1)
     thread.close()
@@ -208,7 +209,7 @@ def fails(*_):
 def test_a_store_that_cannot_be_opened_is_no_store(memory):
     thread = DiskThread(fails, memory, content=memory.contents.get, wake=lambda: None)
     thread.start()
-    thread._thread.join(10)
+    assert thread.wait_open(10), "nobody waits for a disk that cannot be opened"
     thread.store([0], [NAMES[0]])
     assert (thread.has(NAMES[0]), thread.usage(), thread.num_dropped) == (False, 0, 0)
 

@@ -445,6 +445,12 @@ def stores_over_what_is_loaded(scheduler: Scheduler, patch: Patch) -> None:
     patch.setattr(offload, "load", load_and_release)
 
 
+def counts_loads_as_used(scheduler: Scheduler, patch: Patch) -> None:
+    """What the device has too is given up as if it was there alone."""
+    pool, free = scheduler.offload._tier._pool, scheduler.offload._tier._pool.free
+    patch.setattr(pool, "free", lambda blocks, **_: free(blocks))
+
+
 def copies_over_what_comes(scheduler: Scheduler, patch: Patch) -> None:
     """The next plan copies to places to which something comes from the disk."""
     offload, fetch = scheduler.offload, scheduler.offload.fetch
@@ -531,6 +537,11 @@ FAULTS = {
     ),
     "what is loaded is given up in the same plan": Fault(
         stores_over_what_is_loaded,
+        "host blocks leaked|should be|two contents|do not hold its tokens",
+        TIER | {"num_host_blocks": 9},
+    ),
+    "what the device has too is given up last": Fault(
+        counts_loads_as_used,
         "host blocks leaked|should be|two contents|do not hold its tokens",
         TIER | {"num_host_blocks": 9},
     ),

@@ -8,7 +8,8 @@ from inflight_engine.scheduling.plan import StepPlan
 class TierRules:
     """Blocks that the device loses are kept here, up to a number; the least recently used is given up first. What is
     lost at once and is here already counts as used first, then the rest comes in, the first lost first. What a plan
-    loads is not given up before the plan is made, and is the most recently used then, of one request the first block.
+    loads is not given up before the plan is made. The device has it then, so it is given up next, of one request the last
+    block first; while a place is empty, it is the most recently used instead, of one request the first block.
 
     What comes from a disk has places from the start, at most half of all, and counts as used when it has come.
 
@@ -89,10 +90,11 @@ class TierRules:
 
     def planned(self, plan: StepPlan) -> None:
         """A plan is made."""
+        is_full = len(self._contents) + self.num_fetching == self.num_places
         for contents in self._held:
-            for content in reversed(contents):
-                self._contents.pop(content, None)
-                self._contents[content] = None
+            loaded = [content for content in reversed(contents) if content in self._contents]
+            others = [content for content in self._contents if content not in loaded]
+            self._contents = dict.fromkeys([*loaded, *others] if is_full else [*others, *loaded])
         self._held.clear()
         stored = {} if plan.stores is None else dict(zip(*(each.tolist() for each in _fields(plan)), strict=True))
         assert sorted(stored) == sorted(self._coming.values()), "what is copied out is not what the device lost"

@@ -91,7 +91,7 @@ def test_old_conversations_come_from_the_disk_after_a_killed_engine_process_and_
     eventually(lambda: not Path(f"/proc/{engine}").exists())
 
     server = own_server(*flags)
-    eventually(lambda: num_opened(server) == 1)
+    assert num_opened(server) == 1, "the server is ready before it finds what is on its disk"
     answers += check_first_turns(server, [turns[at] for at in RESTARTED])
     server.close()
 

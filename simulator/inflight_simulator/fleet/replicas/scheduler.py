@@ -32,7 +32,7 @@ class BlockCounter(BlockPool):
         self.num_free -= count
         return np.zeros(count, np.int32)
 
-    def free(self, block_ids: BlockIds | Sequence[int]) -> None:
+    def free(self, block_ids: BlockIds | Sequence[int], *, elsewhere: bool = False) -> None:
         self.num_free += len(block_ids)
 
     def match(self, hashes: Sequence[bytes]) -> BlockIds:
