@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
+from inflight_base.page.alarm import Alarm
+
 T = TypeVar("T")
 
 
@@ -54,7 +56,7 @@ class Places:
         self._held: dict[Callable[[], None], float] = {}
         """Ends of those whose place is not taken away yet, the longest held first, and when each got it."""
         self._num_ending = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self._make_room)
 
     @asynccontextmanager
     async def held(self, group: str, end: Callable[[], None]) -> AsyncGenerator[None, None]:
@@ -103,16 +105,8 @@ class Places:
             end, since = next(iter(self._held.items()))
             over = since + min(self._kept_s, self._shared_s / max(1, len(self._waiting)))
             if loop.time() < over:
-                if self._timer is not None and over < self._timer.when():
-                    self._timer.cancel()
-                    self._timer = None
-                if self._timer is None:
-                    self._timer = loop.call_at(over, self._time_is_over)
+                self._alarm.set(over)
                 return
             del self._held[end]
             self._num_ending += 1
             end()
-
-    def _time_is_over(self) -> None:
-        self._timer = None
-        self._make_room()

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
+from inflight_base.page.alarm import Alarm
+
 T = TypeVar("T")
 
 GRAIN_SECONDS = 0.01
@@ -21,32 +23,25 @@ class Timetable(Generic[T]):
         self._entries: list[tuple[float, int, T]] = []
         """A heap of moments in seconds of the loop's clock, the numbers of their additions, and the items."""
         self._added = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self._run)
 
     def add(self, delay: float, item: T) -> None:
         """Adds an item that is due in `delay` seconds."""
-        loop = asyncio.get_running_loop()
-        at = loop.time() + delay
+        at = asyncio.get_running_loop().time() + delay
         self._added += 1
         heappush(self._entries, (at, self._added, item))
-        if self._timer is not None and at < self._timer.when():
-            self._timer.cancel()
-            self._timer = None
-        if self._timer is None:
-            self._timer = loop.call_at(at, self._run)
+        self._alarm.set(at)
 
     def clear(self) -> None:
         """Removes all items."""
         self._entries.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._alarm.clear()
 
     def _run(self) -> None:
-        loop, due = asyncio.get_running_loop(), []
-        until = loop.time() + GRAIN_SECONDS
+        due, until = [], asyncio.get_running_loop().time() + GRAIN_SECONDS
         while self._entries and self._entries[0][0] <= until:
             due.append(heappop(self._entries)[2])
-        self._timer = loop.call_at(self._entries[0][0], self._run) if self._entries else None
+        if self._entries:
+            self._alarm.set(self._entries[0][0])
         for item in due:
             self._due(item)

@@ -100,6 +100,8 @@ class ScrapePool(Scraper[_Pod]):
         self._queued = queued
         self._process = PageProcess(read_page, Sample)
         self._services: dict[ServiceKey, dict[str, _Pod]] = {}
+        self._begun: dict[ServiceKey, float] = {}
+        """When the service's pods were first kept, on the monotonic clock."""
         self._told: dict[ServiceKey, int] = {}
         """Requests in the engines' queues when `queued` was last called, by service; none where the queue is gone."""
 
@@ -107,6 +109,7 @@ class ScrapePool(Scraper[_Pod]):
         """Sets the pods of the service to scrape; data of other pods is dropped. The first scrapes of many pods are
         spread."""
         pods, new = self._services.setdefault(key, {}), 0
+        self._begun.setdefault(key, monotonic())
         apart = first_apart(len(targets), self._interval)
         for target in targets:
             pod = pods.get(target.uid)
@@ -122,8 +125,8 @@ class ScrapePool(Scraper[_Pod]):
             self.drop(pods.pop(uid))
 
     async def first_results(self, key: ServiceKey, within: float) -> None:
-        """Returns when all pods of the service have been scraped, or after `within` seconds."""
-        pods, until = self._services.get(key, {}), monotonic() + within
+        """Returns when all pods of the service have been scraped, or `within` seconds after they were first kept."""
+        pods, until = self._services.get(key, {}), self._begun.get(key, 0.0) + within
         while True:
             if monotonic() >= until or all(pod.history is not None or pod.error for pod in pods.values()):
                 return
@@ -132,6 +135,7 @@ class ScrapePool(Scraper[_Pod]):
     def forget(self, key: ServiceKey) -> None:
         """Stops scraping the service."""
         self._told.pop(key, None)
+        self._begun.pop(key, None)
         for pod in self._services.pop(key, {}).values():
             self.drop(pod)
 
@@ -163,8 +167,7 @@ class ScrapePool(Scraper[_Pod]):
         known = engine.history
         engine.history = History.of(sample) if known is None else known.with_sample(sample, self._span)
         engine.error = ""
-        if known is not None:
-            self._note_queue(engine.service, known.newest.waiting, sample)
+        self._note_queue(engine.service, 0 if known is None else known.newest.waiting, sample)
 
     def _note_queue(self, key: ServiceKey, before: int, sample: Sample) -> None:
         """Calls `queued` if it is due. Args: before: requests in this engine's queue until now."""

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,3 +64,20 @@ async def test_items_that_are_due_may_add_items_and_none_comes_after_it_was_clea
     table.add(0.1, 7)
     await asyncio.sleep(1.0)
     assert came[-1] == 7
+
+
+def test_with_uvloop_an_item_may_be_due_in_no_time_before_an_earlier_one():
+    """Its handle for less than half a millisecond has no time."""
+
+    async def play():
+        came = []
+        table = Timetable(came.append)
+        for item, delay in enumerate((0.0004, 0.0003, 0.0, 0.01)):
+            table.add(delay, item)
+        async with asyncio.timeout(5.0):
+            while len(came) < 4:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        assert sorted(came) == [0, 1, 2, 3]
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(play())

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from statistics import median
 
 import pytest
 from hypothesis import given
@@ -161,15 +162,14 @@ def test_the_first_start_on_a_node_is_forgotten_after_some_that_found_the_image_
 
 def test_services_of_the_same_model_know_more_than_others():
     fleet = FleetStartUps()
-    fleet.note("own", learned(of(1.0)))
     fleet.note("twin", learned(of(50.0)))
     fleet.note("other", StartUps("other", (of(10.0), of(10.0))))
     fleet.note("idle", StartUps("other"))
-    elsewhere = fleet.elsewhere("own", ENGINE)
+    elsewhere = fleet.elsewhere(ENGINE)
     assert (elsewhere.same.starts, elsewhere.same.phases[3]) == (1, 50.0)
     assert (elsewhere.fleet.starts, elsewhere.fleet.phases[3]) == (3, 30.0)
     fleet.forget("twin")
-    assert fleet.elsewhere("own", ENGINE).same.starts == 0
+    assert fleet.elsewhere(ENGINE).same.starts == 0
 
 
 def test_a_pod_that_starts_has_the_rest_of_its_phase_and_the_later_ones_before_it():
@@ -186,6 +186,24 @@ def test_a_pod_that_starts_has_the_rest_of_its_phase_and_the_later_ones_before_i
 seconds = st.floats(0, 5000)
 rarely = st.none() | seconds
 starts = st.lists(st.builds(Start, st.sampled_from("abc"), rarely, seconds, seconds, seconds, rarely), max_size=40)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcde"), st.sampled_from([ENGINE, "other"]), starts)))
+def test_what_services_know_together_are_the_medians_of_those_that_are_left(notes):
+    fleet, left = FleetStartUps(), {}
+    for key, engine, seen in notes:
+        left[key] = StartUps(engine, tuple(seen))
+        fleet.note(key, left[key])
+    for engine in (ENGINE, "other"):
+        of_all = [one for one in left.values() if one.starts]
+        of_engine = [one for one in of_all if one.engine == engine]
+        said = fleet.elsewhere(engine)
+        for those, found in ((of_engine, said.same), (of_all, said.fleet)):
+            rows = [known(one.starts) for one in those]
+            assert found.starts == sum(row.starts for row in rows)
+            for at, seconds in enumerate(found.phases):
+                told = [row.phases[at] for row in rows if row.phases[at] is not None]
+                assert seconds == (median(told) if told else None)
 
 
 @given(starts, starts, starts, st.sets(st.sampled_from("abcd")))

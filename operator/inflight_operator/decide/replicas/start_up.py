@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -308,30 +310,67 @@ def _start(pod: PodView, sample: Sample | None, listed_at: float, limit: float) 
     )
 
 
+class _Medians:
+    """Medians over services of their medians: each service counts alike. A new service costs no look at the others."""
+
+    def __init__(self) -> None:
+        self._starts = 0
+        self._columns: list[list[float]] = [[] for _ in Phases._fields]
+        """Sorted, by phase."""
+
+    def add(self, one: Known) -> None:
+        self._starts += one.starts
+        for column, seconds in zip(self._columns, one.phases, strict=True):
+            if seconds is not None:
+                insort(column, seconds)
+
+    def remove(self, one: Known) -> None:
+        self._starts -= one.starts
+        for column, seconds in zip(self._columns, one.phases, strict=True):
+            if seconds is not None:
+                del column[bisect_left(column, seconds)]
+
+    @property
+    def known(self) -> Known:
+        return Known(self._starts, tuple(_middle(column) for column in self._columns))
+
+
+def _middle(column: Sequence[float]) -> float | None:
+    half = len(column) // 2
+    return (column[half] + column[~half]) / 2 if column else None
+
+
 class FleetStartUps:
     """Starts of all services of one operator, of their latest rounds."""
 
     def __init__(self) -> None:
         self._of: dict[Hashable, tuple[StartUps, Known]] = {}
+        self._fleet = _Medians()
+        self._by_engine: dict[str, _Medians] = defaultdict(_Medians)
 
     def note(self, key: Hashable, startups: StartUps) -> None:
         """Records the starts of a service."""
         noted = self._of.get(key)
-        if not startups.starts:
-            self.forget(key)
-        elif noted is None or noted[0] is not startups:
-            self._of[key] = startups, known(startups.starts)
+        if noted is not None and noted[0] is startups:
+            return
+        self.forget(key)
+        if startups.starts:
+            found = known(startups.starts)
+            self._of[key] = startups, found
+            self._fleet.add(found)
+            self._by_engine[startups.engine].add(found)
 
     def forget(self, key: Hashable) -> None:
-        self._of.pop(key, None)
+        startups, found = self._of.pop(key, (None, NOTHING))
+        if startups is not None:
+            self._fleet.remove(found)
+            of_engine = self._by_engine[startups.engine]
+            of_engine.remove(found)
+            if not of_engine.known.starts:
+                del self._by_engine[startups.engine]
 
-    def elsewhere(self, key: Hashable, engine: str) -> Elsewhere:
-        """Returns what other services know. Args: engine: as in `StartUps.engine`."""
-        others = [noted for of, noted in self._of.items() if of != key]
-        same = [one for startups, one in others if startups.engine == engine]
-        return Elsewhere(_together(same), _together([one for _, one in others]))
-
-
-def _together(services: Sequence[Known]) -> Known:
-    """Returns the medians over services of their medians: each service counts alike."""
-    return Known(sum(one.starts for one in services), _medians([one.phases for one in services]))
+    def elsewhere(self, engine: str) -> Elsewhere:
+        """Returns what a service knows from others that has no starts of its own. Args: engine: as in
+        `StartUps.engine`."""
+        same = self._by_engine.get(engine)
+        return Elsewhere(NOTHING if same is None else same.known, self._fleet.known)
