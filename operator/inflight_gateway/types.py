@@ -58,6 +58,9 @@ class ServiceClass:
     ttft_s: float | None = None
 
 
+_DEFAULT_CLASS = ServiceClass("default")
+
+
 @dataclass(frozen=True, slots=True)
 class ScoreWeights:
     """Weight of each score in a pick; see `pick/`. 0 disables a score."""
@@ -133,8 +136,10 @@ class ServiceConfig:
 
     def service_class(self, name: str | None) -> ServiceClass:
         """Returns the class of this name. The engine rejects an unknown one; until then it counts as the first."""
-        first = self.classes[0] if self.classes else ServiceClass("default")
-        return next((one for one in self.classes if one.name == name), first)
+        for one in self.classes:
+            if one.name == name:
+                return one
+        return self.classes[0] if self.classes else _DEFAULT_CLASS
 
     def ttft_of(self, chosen: ServiceClass) -> float | None:
         """Returns the TTFT target by which requests of a class wait, in seconds; None: by arrival."""

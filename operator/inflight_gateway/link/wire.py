@@ -110,9 +110,9 @@ class Released(_Message, frozen=True):
 
 
 class Answering(_Message, frozen=True):
-    """An engine has begun to answer an attempt. Attributes: address: the engine. refused: those that were tried before
-    and refused it. Also sent for an attempt that the relay started alone, after its `Ask`; and again, with the first
-    token, where the engine tells the blocks of the prompt."""
+    """An engine has begun to answer an attempt: not the first one of its `Go`, or others were tried before, or the
+    relay started the attempt alone, after its `Ask`. Also sent with the first token, where the engine tells the blocks
+    of the prompt. Attributes: address: the engine. refused: those that were tried before and refused it."""
 
     id: str
     attempt: int

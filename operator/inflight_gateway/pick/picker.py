@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from operator import attrgetter
 from zlib import crc32
 
@@ -75,14 +74,13 @@ class Picker:
             return None
         replicas = replicas or len(loads)
         claimed_of_each = -(-claimed // replicas)
+        only = "only" if replicas == 1 else ""
         if any(is_fresh(load, now) for load in usable):
             kept_free = min(kept_free, MOST_KEPT_FREE * len(usable), LARGEST_KEPT_FREE)
-            pick = self._by_score(
-                *(request, config, usable, loads, now, above_share, below_share, claimed_of_each, kept_free)
+            return self._by_score(
+                *(request, config, usable, loads, now, above_share, below_share, claimed_of_each, kept_free, only)
             )
-        else:
-            pick = _by_in_flight(request, config, usable, loads, above_share, claimed_of_each)
-        return replace(pick, reason="only") if pick is not None and replicas == 1 else pick
+        return _by_in_flight(request, config, usable, loads, above_share, claimed_of_each, only)
 
     def _by_score(
         self,
@@ -95,6 +93,7 @@ class Picker:
         below_share: bool,
         claimed: int,
         kept_free: float,
+        only: str,
     ) -> Pick | None:
         cost = _any_cost(loads)
         ready, busy = self._ranking.rank(
@@ -111,7 +110,7 @@ class Picker:
             endpoints=_in_order(
                 config, [usable[rank.place] for rank in [*ready, *busy][: max(1, config.max_attempts)]], loads
             ),
-            reason=_reason(ready, usable),
+            reason=only or _reason(ready, usable),
             predicted_ttft_s=predicted,
             first_token_within_s=first_token_within(predicted),
             cached_tokens=usable[best.place].cached_tokens,
@@ -127,6 +126,7 @@ def _by_in_flight(
     loads: Sequence[EndpointLoad],
     above_share: bool,
     claimed: int,
+    only: str,
 ) -> Pick | None:
     """Picks by requests in flight: no replica has a fresh sample."""
     ready: list[EndpointLoad] = []
@@ -139,7 +139,7 @@ def _by_in_flight(
     ready.sort(key=lambda load: (load.in_flight, _tie(request, load)))
     return Pick(
         endpoints=_in_order(config, ready + busy, loads),
-        reason="least-requests",
+        reason=only or "least-requests",
         first_token_within_s=first_token_within(None),
         cached_tokens=ready[0].cached_tokens,
     )

@@ -20,9 +20,9 @@ class Phase(IntEnum):
     HELD = 0
     """An attempt waits for a replica."""
     SENT = 1
-    """The relay knows the replicas of the attempt."""
+    """The relay knows the replicas of the attempt, and says no more while the first one answers."""
     ANSWERING = 2
-    """A replica answers the attempt."""
+    """A replica answers the attempt, as the relay says."""
     AWAITING = 3
     """No attempt is under way: the relay asks for the next one, or reports the end."""
     OVER = 4

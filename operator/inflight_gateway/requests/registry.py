@@ -307,6 +307,8 @@ class Requests:
             service: only its requests; None: the requests of all services.
             changed: False if only time has passed or a request arrived, see `HoldQueue.release`.
         """
+        if not len(self._holds):
+            return
         now = self._clock()
 
         def start(waiting: RequestView) -> Pick | None:

@@ -53,8 +53,8 @@ class _Request:
         arrived, since: when the request arrived, and when the relay first asked for the newest attempt, in seconds.
         asked: waits for the answer; None: nothing does.
         admitted: a picker has held the attempt.
-        address: engine of the attempt; empty: none now. tokens: returns the completion tokens so far. told: those of
-            the last message.
+        address: engine of the attempt; empty: none now. counted: that at which the picker counts it; empty: unknown.
+        tokens: returns the completion tokens so far. told: those of the last message.
     """
 
     place: _Place
@@ -64,6 +64,7 @@ class _Request:
     asked: Asked | None = None
     admitted: bool = False
     address: str = ""
+    counted: str = ""
     tokens: Callable[[], int] = int
     told: int = 0
 
@@ -110,14 +111,14 @@ class Asks:
             request.place.requests[ask.id] = request
         request.ask, request.asked, request.since = ask, asked, self._loop.time()
         request.arrived = request.since - ask.age_s
-        request.admitted, request.address = False, ""
+        request.admitted, request.address, request.counted = False, "", ""
         if request.place.link is None:
             self._loop.call_soon(self._pick_alone_now, request)
         else:
             self._ask(request, request.place.link, request.since)
 
     def answering(self, request_id: str, address: str, refused: tuple[str, ...], tokens: Callable[[], int]) -> None:
-        """Notes that an engine answers the newest attempt of a request.
+        """Notes that an engine answers the newest attempt of a request. The picker hears only what it does not know.
 
         Args:
             refused: engines that were tried before.
@@ -126,7 +127,8 @@ class Asks:
         request = self._requests.get(request_id)
         if request is not None and request.address:
             request.address, request.tokens = address, tokens
-            if request.place.link is not None:
+            if request.place.link is not None and (refused or address != request.counted):
+                request.counted = address
                 request.place.link.send(Answering(request_id, request.ask.attempt, address, refused))
 
     def told(self, request_id: str, blocks: PromptBlocks) -> None:
@@ -178,6 +180,8 @@ class Asks:
             request.admitted = True
             link.asked.pop(message.id, None)
         else:
+            if isinstance(message, Go):
+                request.counted = message.endpoints[0]
             self._answer(request, message)
 
     def move(self) -> None:
@@ -254,7 +258,7 @@ class Asks:
         if request.asked is not None:
             self._ask(request, link, now)
         elif request.address:
-            ask = replace(request.ask, age_s=now - request.arrived)
+            ask, request.counted = replace(request.ask, age_s=now - request.arrived), request.address
             link.send(Running(ask, request.address, request.tokens()))
 
     def _ask(self, request: _Request, link: PickerLink, now: float) -> None:

@@ -50,6 +50,24 @@ async def test_the_picker_answers_and_hears_of_the_attempt(pods):
     ]
 
 
+async def test_the_picker_does_not_hear_what_it_knows(pods):
+    relay = pods.relay
+    await relay.ask()
+    relay.asks.answering("r-1", PICKED, (), lambda: 0)
+    relay.end()
+    await asyncio.sleep(0.01)
+    assert pods.own.messages[2:] == [Ended(report())]
+
+
+async def test_the_picker_hears_of_another_engine_than_the_picked_one_once(pods):
+    relay = pods.relay
+    await relay.ask()
+    relay.asks.answering("r-1", ADDRESS, (), lambda: 0)
+    relay.asks.answering("r-1", ADDRESS, (), lambda: 0)
+    await asyncio.sleep(0.01)
+    assert pods.own.of(Answering) == [Answering("r-1", 1, ADDRESS)]
+
+
 async def test_messages_of_one_turn_of_the_loop_are_one_frame(pods):
     answers = [pods.relay.ask(number) for number in range(100)]
     await asyncio.gather(*answers)
