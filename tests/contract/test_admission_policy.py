@@ -253,7 +253,7 @@ def test_the_key_is_made_and_read_in_the_operators_namespace_and_nowhere_else(ku
     assert "forbidden" in operator(kubectl, "delete", secret(KEY, SYSTEM)).stderr
 
 
-COST = "controller.kubernetes.io/pod-deletion-cost"
+COST, PEERS = "controller.kubernetes.io/pod-deletion-cost", "inflight.dev/peers"
 
 
 @pytest.fixture
@@ -263,9 +263,10 @@ def engine_pod(kubectl, chart, namespace):
     return "stranger"
 
 
-def test_a_pod_gets_its_deletion_cost(kubectl, engine_pod, namespace):
-    for cost in ("5", "-3", None):
-        done = annotate(kubectl, engine_pod, namespace, COST, cost)
+@pytest.mark.parametrize("name", [COST, PEERS])
+def test_a_pod_gets_the_annotations_of_the_operator(kubectl, engine_pod, namespace, name):
+    for value in ("5", "-3", None):
+        done = annotate(kubectl, engine_pod, namespace, name, value)
         assert done.returncode == 0, done.stderr
 
 
@@ -287,7 +288,7 @@ def test_a_pod_gets_its_deletion_cost(kubectl, engine_pod, namespace):
 def test_nothing_else_of_a_pod_can_be_changed(kubectl, engine_pod, namespace, body):
     arguments = ["patch", "pod", engine_pod, "-n", namespace, "--type=strategic", "-p", json.dumps(body)]
     done = kubectl.run(*arguments, "--as", ACCOUNT)
-    refused(done, f"of a pod the operator changes only the annotation {COST}")
+    refused(done, f"of a pod the operator changes only the annotations {COST} and {PEERS}")
     assert kubectl.run(*arguments).returncode == 0, "nobody may change that: this shows nothing"
 
 
