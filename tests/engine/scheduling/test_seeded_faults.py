@@ -446,7 +446,7 @@ def stores_over_what_is_loaded(scheduler: Scheduler, patch: Patch) -> None:
 
 
 def counts_loads_as_used(scheduler: Scheduler, patch: Patch) -> None:
-    """What the device has too is given up as if it was there alone."""
+    """Blocks that the device has too are given up as if they were in host memory alone."""
     pool, free = scheduler.offload._tier._pool, scheduler.offload._tier._pool.free
     patch.setattr(pool, "free", lambda blocks, **_: free(blocks))
 
