@@ -205,8 +205,12 @@ class Workers:
         await self._resync()
 
     async def _first(self, key: ServiceKey) -> None:
-        if self._begin is not None:
-            await self._begin(key)
+        try:
+            if self._begin is not None:
+                await self._begin(key)
+        except Exception:  # an error in one service must not stop the others
+            with logs.about(key):
+                logger.exception("the first scrapes of %s failed", key)
         self._queue.add(key, within=self._settings.interval * MOST_STRETCH)
 
     async def _resync(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -22,8 +23,6 @@ MAX_BACK_OFF = 4
 LARGE_PAGE = 2**18
 """Bytes of a page; one of twice as many and more is read in every other interval: a page of 800 kB takes some 12 ms of
 CPU. Only the samples that are read are asked for, so pages of real engines are much smaller."""
-
-_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +101,8 @@ class ScrapePool(Scraper[_Pod]):
         self._services: dict[ServiceKey, dict[str, _Pod]] = {}
         self._begun: dict[ServiceKey, float] = {}
         """When the service's pods were first kept, on the monotonic clock."""
+        self._first: dict[ServiceKey, asyncio.Event] = {}
+        """Set once all pods of the service have been scraped; only while somebody waits for it."""
         self._told: dict[ServiceKey, int] = {}
         """Requests in the engines' queues when `queued` was last called, by service; none where the queue is gone."""
 
@@ -123,19 +124,31 @@ class ScrapePool(Scraper[_Pod]):
                 pod.name, pod.url, pod.names = target.name, target.url, target.names
         for uid in pods.keys() - {target.uid for target in targets}:
             self.drop(pods.pop(uid))
+        self._note_first(key)
 
     async def first_results(self, key: ServiceKey, within: float) -> None:
         """Returns when all pods of the service have been scraped, or `within` seconds after they were first kept."""
-        pods, until = self._services.get(key, {}), self._begun.get(key, 0.0) + within
-        while True:
-            if monotonic() >= until or all(pod.history is not None or pod.error for pod in pods.values()):
-                return
-            await asyncio.sleep(_POLL_SECONDS)
+        left = self._begun.get(key, 0.0) + within - monotonic()
+        if left <= 0 or self._are_scraped(key):
+            return
+        scraped = self._first.setdefault(key, asyncio.Event())
+        with suppress(TimeoutError):
+            await asyncio.wait_for(scraped.wait(), left)
+        self._first.pop(key, None)
+
+    def _are_scraped(self, key: ServiceKey) -> bool:
+        return all(pod.history is not None or pod.error for pod in self._services.get(key, {}).values())
+
+    def _note_first(self, key: ServiceKey) -> None:
+        if key in self._first and self._are_scraped(key):
+            self._first[key].set()
 
     def forget(self, key: ServiceKey) -> None:
         """Stops scraping the service."""
         self._told.pop(key, None)
         self._begun.pop(key, None)
+        if key in self._first:
+            self._first[key].set()
         for pod in self._services.pop(key, {}).values():
             self.drop(pod)
 
@@ -167,6 +180,7 @@ class ScrapePool(Scraper[_Pod]):
         known = engine.history
         engine.history = History.of(sample) if known is None else known.with_sample(sample, self._span)
         engine.error = ""
+        self._note_first(engine.service)
         self._note_queue(engine.service, 0 if known is None else known.newest.waiting, sample)
 
     def _note_queue(self, key: ServiceKey, before: int, sample: Sample) -> None:
@@ -191,3 +205,4 @@ class ScrapePool(Scraper[_Pod]):
             for ours, theirs in engine.names.items():
                 reason = reason.replace(ours, theirs)
             engine.error = f"{engine.name}: {engine.path}: {reason}"
+        self._note_first(engine.service)
