@@ -136,7 +136,7 @@ async def test_all_that_failed_are_avoided_and_reported(relay):
     report = await relay.report()
     first, second, third, _ = relay.engine.addresses
     assert [ask.avoid for ask in relay.picker.asked] == [(), (first,), (first, second)]
-    assert [each.address for each in relay.picker.answering] == [first, second, third]
+    assert relay.picker.answering == []  # it picked all of them
     assert report["endpoints"] == [first, second, third]
     assert report["continuations"] == 2
     assert report["status"] == 200

@@ -141,4 +141,4 @@ async def test_the_picker_hears_of_the_prompts_blocks_once_with_the_first_token(
     assert status == 200
     assert b":b" not in body
     await three.report()
-    assert [each.blocks for each in three.picker.answering] == [None, PromptBlocks(16, 20, b"\1" + bytes(7))]
+    assert [each.blocks for each in three.picker.answering] == [PromptBlocks(16, 20, b"\1" + bytes(7))]
