@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import takewhile
 
 import numpy as np
@@ -87,7 +87,10 @@ class Matching:
         """Number of these that were taken."""
         self._run_ends = False
         """Nothing can follow the run."""
+        self._run_known = False
+        """There is no run but that one."""
         self._ending = frozenset(sampling.stop_token_ids)
+        self._ends = self._ending.union(eos_token_ids)
         # Log-probabilities are of tokens that are sampled.
         self._may_force = compiled is not None and sampling.logprobs is None
 
@@ -101,7 +104,7 @@ class Matching:
     @property
     def free(self) -> bool:
         """All tokens may come next."""
-        if self._matcher is not None or (self._num_until_stop > 0 and len(self._stops[0])):
+        if self._matcher is not None or (self._num_until_stop > 0 and self._stops):
             return False
         return self._thinking is None or self._thinking.forced is None
 
@@ -125,6 +128,20 @@ class Matching:
             self._fits = True
         if thinking.over:
             self._thinking = None
+
+    def allows(self, token_id: int) -> bool:
+        """Return whether a token is known to be one that `fill` finds, in much less time where many are; False: it may
+        be nevertheless."""
+        if self._matcher is None or self._thinking is not None or not self._fits or not self._run_known:
+            return False
+        if self._num_followed < len(self._run):
+            return token_id == self._run[self._num_followed]
+        if token_id in self._ends or self._until_look <= 0 or self._slow > _MAX_SLOW:
+            return False
+        began = time.thread_time()
+        allowed = self._matcher.validate_tokens([token_id]) == 1
+        self._spend(time.thread_time() - began)
+        return allowed
 
     def fill(self, bits: Bits) -> None:
         """Set the bits of the tokens that may come next."""
@@ -203,11 +220,13 @@ class Matching:
         if matcher is None or self.error or self._num_followed < len(self._run):
             return
         began = time.thread_time()
-        self._run, self._num_followed, self._run_ends = matcher.compute_ff_tokens(), 0, False
-        if self._run:
+        found, self._num_followed, self._run_ends = matcher.compute_ff_tokens(), 0, False
+        self._run = found
+        if found:
             ahead = matcher.deep_copy()
-            del self._run[ahead.try_consume_tokens(self._run) :]
+            self._run = found[: ahead.try_consume_tokens(found)]
             self._run_ends = ahead.is_stopped() and not ahead.is_error()
+        self._run_known = bool(self._run) or not found
         self._spend(time.thread_time() - began)
 
     def _fill(self, bits: Bits) -> None:
@@ -255,14 +274,16 @@ class Matching:
         self._slow += time.thread_time() - began
         return True
 
-    def _withhold(self, bits: Bits, words: tuple[npt.NDArray[np.intp], Bits]) -> None:
-        index, kept = words
-        if not len(index):
+    def _withhold(self, bits: Bits, words: Mapping[int, int]) -> None:
+        before = {index: int(bits[index]) for index in words}
+        changed = {index: word & words[index] for index, word in before.items() if word & ~words[index]}
+        if not changed:  # as nearly always
             return
-        before = bits[index]
-        np.bitwise_and.at(bits, index, kept)
+        for index, word in changed.items():
+            bits[index] = word
         if not bits.any():
-            bits[index] = before
+            for index in changed:
+                bits[index] = before[index]
 
 
 def _only(bits: Bits, token_id: int) -> None:
@@ -270,7 +291,9 @@ def _only(bits: Bits, token_id: int) -> None:
     bits[token_id // 32] = _BITS[token_id % 32]
 
 
-def _words(token_ids: Iterable[int]) -> tuple[npt.NDArray[np.intp], Bits]:
-    """Return the word of each token, and a mask that clears its bit."""
-    ids = np.array(sorted(token_ids), np.int64)
-    return (ids // 32).astype(np.intp), (~(1 << (ids % 32))).astype(np.int32)
+def _words(token_ids: Iterable[int]) -> dict[int, int]:
+    """Return the words of some tokens, each with a mask that clears their bits."""
+    words: dict[int, int] = {}
+    for token_id in token_ids:
+        words[token_id // 32] = words.get(token_id // 32, -1) & ~int(_BITS[token_id % 32])
+    return words

@@ -450,6 +450,25 @@ def test_a_run_that_must_follow_is_the_same_from_each_of_its_tokens():
         assert place.forced() == (run[cut:], True)
 
 
+@pytest.mark.parametrize(
+    "pattern", ["a*b?", "[ab]{1,9}|it's[0-9]+", "[0-9]xy'sab|[0-9]x[a-z]*", "(a|bc|'s){3}", "[0-9]ab<eos>cd"]
+)
+def test_tokens_known_without_a_mask_are_those_of_the_mask(pattern):
+    vocabulary, rng = contracting(), random.Random(0)
+    for _ in range(20):
+        each = place_in(vocabulary, pattern, [])
+        for number in range(12):
+            bits = np.empty(4, np.int32)
+            known = {token_id for token_id in range(EOS + 2) if each.allows(token_id)}
+            each.fill(bits)
+            found = np.flatnonzero(np.unpackbits(bits.view(np.uint8), count=EOS + 2, bitorder="little")).tolist()
+            assert known <= set(found)
+            assert number == 0 or known >= set(found) - {EOS + 1} or "eos" in pattern
+            if not found or each.complete:
+                break
+            each.take(rng.choice(found))
+
+
 def test_no_token_that_the_grammar_does_not_take_must_follow():
     run, ends = place_in(contracting(), "[0-9]ab<eos>cd", ids_of("1")).forced()
     assert (run, ends) == (ids_of("ab"), False)

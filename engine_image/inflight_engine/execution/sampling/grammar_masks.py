@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from inflight_engine.execution.memory.staging import upload
+from inflight_engine.execution.sampling.penalties import is_penalised
 from inflight_engine.execution.sampling.token_rules import TokenMask, TokenRules
 from inflight_engine.grammars.compiled import Grammars
 from inflight_engine.grammars.matching import Bits, Matching
@@ -19,11 +20,12 @@ from inflight_engine.scheduling.plan import Slots, SlotStart, StepPlan
 
 
 class GrammarRow(NamedTuple):
-    """A sampled row whose request is bound."""
+    """A sampled row whose request is bound. `greedy`: its token is the likeliest one that is allowed."""
 
     row: int
     slot: int
     matching: TokenMask
+    greedy: bool
 
 
 class GrammarMasks:
@@ -39,6 +41,7 @@ class GrammarMasks:
     def __init__(self, grammars: Grammars | None) -> None:
         self._grammars = grammars
         self._matchings: dict[int, TokenMask] = {}
+        self._greedy: set[int] = set()
 
     def apply(self, plan: StepPlan) -> None:
         """Apply the starts, extensions and releases of a plan, before anything of its step is computed. Generated
@@ -57,15 +60,25 @@ class GrammarMasks:
         if not self._matchings:
             return ()
         numbered = enumerate(slots.tolist())
-        return [GrammarRow(row, slot, self._matchings[slot]) for row, slot in numbered if slot in self._matchings]
+        return [
+            GrammarRow(row, slot, self._matchings[slot], slot in self._greedy)
+            for row, slot in numbered
+            if slot in self._matchings
+        ]
 
     def mask(self, rows: Sequence[GrammarRow], logits: torch.Tensor) -> None:
-        """Mask rows in place, when all tokens before theirs are taken in.
+        """Mask rows in place, when all tokens before theirs are taken in. On a CPU a mask takes longer than to find the
+        likeliest token; a greedy row of which that one is allowed stays as it is.
 
         Args:
             logits: float32 [N, vocab_size].
         """
         bound = [each for each in rows if not each.matching.free]
+        if logits.device.type == "cpu" and any(each.greedy for each in bound):
+            from inflight_engine.execution.sampling.draws import argmax  # imports the CPU kernels
+
+            likeliest = argmax(logits).tolist()
+            bound = [each for each in bound if not each.greedy or not each.matching.allows(likeliest[each.row])]
         bits = np.empty((len(bound), -(-logits.shape[1] // 32)), np.int32)
         for each, words in zip(bound, bits, strict=True):
             each.matching.fill(words)
@@ -86,6 +99,10 @@ class GrammarMasks:
         for token_id in start.token_ids[start.num_prompt_tokens :].tolist():
             matching.take(token_id)
         self._matchings[start.slot] = matching
+        if sampling.temperature == 0 and not sampling.logit_bias and not is_penalised(sampling):
+            self._greedy.add(start.slot)
+        else:
+            self._greedy.discard(start.slot)
 
     def _extend(self, extension: SlotStart) -> None:
         """Go on by the tokens of a slot that are new. A copy does: a step in flight may still take in its token."""
@@ -98,7 +115,7 @@ class GrammarMasks:
 def take_tokens(rows: Iterable[GrammarRow], token_ids: TokenIds) -> tuple[list[GrammarEnd], list[ForcedRun]]:
     """Go on by a step's tokens (int32 [N]); returns the slots that end with them, and what must follow in others."""
     ends, forced = [], []
-    for row, slot, matching in rows:
+    for row, slot, matching, _ in rows:
         matching.take(int(token_ids[row]))
         if matching.error or matching.complete:
             ends.append(GrammarEnd(slot, matching.error))

@@ -36,6 +36,9 @@ class TokenMask(Protocol):
     def take(self, token_id: int) -> None:
         """Go on by a token of the answer."""
 
+    def allows(self, token_id: int) -> bool:
+        """Return whether a token is known to be one that `fill` finds; False: it may be nevertheless."""
+
     def fill(self, bits: Bits) -> None:
         """Set the bits of the tokens that may come next."""
 
@@ -92,6 +95,10 @@ class TokenRules:
             self._recent = (*self._recent, token_id)[-longest:]
         if self._grammar is not None:
             self._grammar.take(token_id)
+
+    def allows(self, token_id: int) -> bool:
+        """See `TokenMask`. What the rules leave is known by a mask alone."""
+        return False
 
     def fill(self, bits: Bits) -> None:
         """See `TokenMask`."""
