@@ -8,8 +8,8 @@ from inflight_engine.scheduling.plan import StepPlan
 class TierRules:
     """Blocks that the device loses are kept here, up to a number; the least recently used is given up first. What is
     lost at once and is here already counts as used first, then the rest comes in, the first lost first. What a plan
-    loads is not given up before the plan is made. The device has it then, so it is given up next, of one request the last
-    block first; while a place is empty, it is the most recently used instead, of one request the first block.
+    loads is not given up before the plan is made. The device has it then, so it is given up next, of one request the
+    last block first; while a place is empty, it is the most recently used instead, of one request the first block.
 
     What comes from a disk has places from the start, at most half of all, and counts as used when it has come.
 
