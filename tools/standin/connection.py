@@ -90,6 +90,9 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._request.headers.append((name.lower(), value))
 
+    def on_headers_complete(self) -> None:
+        """Called before the body."""
+
     def on_body(self, body: bytes) -> None:
         self._parts.append(body)
 

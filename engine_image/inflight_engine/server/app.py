@@ -16,7 +16,7 @@ from inflight_contract.errors import ApiError
 from inflight_engine.server.admin import model_blocks
 from inflight_engine.server.admin import routes as admin
 from inflight_engine.server.errors import ERRORS, describe_invalid, error_response
-from inflight_engine.server.http import generate, health, openai, pooling, tokenize
+from inflight_engine.server.http import channel, generate, health, openai, pooling, tokenize
 from inflight_engine.server.http.api_keys import ApiKeyMiddleware
 from inflight_engine.server.http.messages import router as messages_router
 from inflight_engine.server.http.middleware import (
@@ -45,7 +45,7 @@ def create_app(
     """
     app = _app(service, responses, drain)
     generating = (openai.router, responses_router, messages_router, generate.router, pooling.router)
-    routers = (*generating, tokenize.router, admin.router, health.router)
+    routers = (*generating, channel.router, tokenize.router, admin.router, health.router)
     for router in routers:
         app.include_router(router)
     if service.config.enable_tokenizer_info_endpoint:

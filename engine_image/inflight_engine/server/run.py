@@ -102,6 +102,7 @@ async def _serve(
         return str(error)
     await service.session.link.connect(process.socket)
     failure = await lifecycle.run()
+    service.channels.close()
     await asyncio.gather(close(servers), *([] if stop_grpc is None else [stop_grpc(LINGER_SECONDS)]))
     return failure
 

@@ -16,6 +16,7 @@ from inflight_engine.models.checkpoints.generation_config import SamplingDefault
 from inflight_engine.request import Thinking
 from inflight_engine.server.admission.admission import QueueAdmission
 from inflight_engine.server.admission.peer_reads import PeerReads
+from inflight_engine.server.answers.channels import Channels
 from inflight_engine.server.answers.respond import Heartbeats
 from inflight_engine.server.engine.session import EngineSession
 from inflight_engine.server.requests.counts import Counts
@@ -47,6 +48,7 @@ class Service:
         thinking: marks of the model's reasoning; None: none is known.
         grammars: validates those of requests.
         heartbeats: of open responses for relays.
+        channels: of relays, for their streams.
         tenants: determines the tenant of a request.
         spans: creates the traces of requests; None: no tracing.
         shared_blocks: of the model's weights, for peers; None: none are shared, or the model is not resolved yet.
@@ -67,6 +69,7 @@ class Service:
         self.metrics.tiers = _tiers(config.engine)
         self.deliveries = Deliveries()
         self.grammars = CheckedGrammars()
+        self.channels = Channels()
         self.heartbeats = Heartbeats(lambda: self.session.stalled)
         self.fingerprint = ""
         self.tenants = Tenants(trusted=config.trust_tenant_header, key_file=config.tenant_key_file)

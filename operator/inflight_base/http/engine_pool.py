@@ -245,10 +245,13 @@ class EngineConnection(asyncio.BufferedProtocol):
         else:
             self._transport.write(data)
 
-    def read_rest(self) -> None:
-        """Discard the rest of the response, which is at hand, and keep the connection: the call is complete."""
+    def read_rest(self, *, awaited: bool = False) -> None:
+        """Discard the rest of the response, and keep the connection: the call is complete. Args: awaited: the rest is
+        not at hand."""
         if self._reader is not None:
             self._reader = _REST
+            if awaited:
+                self._await_rest()
 
     def cancel(self) -> None:
         """End the call, if it has not ended, by closing the connection: the engine then stops its work."""
@@ -323,10 +326,13 @@ class EngineConnection(asyncio.BufferedProtocol):
             self._garbled(f"more than {MAX_HEAD_BYTES} bytes are no part of its body")
         else:
             if self._reader is _REST and self._timer is None:
-                self._timer = asyncio.get_running_loop().call_later(REST_WITHIN_S, self.close)
+                self._await_rest()
             if nbytes == len(_READ) and not self._paused:
                 self._pause_reading()
                 asyncio.get_running_loop().call_soon(self._next_turn)
+
+    def _await_rest(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(REST_WITHIN_S, self.close)
 
     def _next_turn(self) -> None:
         if not self._paused:

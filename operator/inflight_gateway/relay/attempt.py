@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 from inflight_base.http.engine_pool import EngineConnection, Loss
@@ -13,6 +14,7 @@ from inflight_base.manifest.engines import CUSTOM, INFLIGHT, VLLM
 from inflight_gateway.link.wire import Go
 from inflight_gateway.relay.answers.frames import Frame, FrameParser, FrameTooLong
 from inflight_gateway.relay.answers.kept import AnswerBytes
+from inflight_gateway.relay.channels import CHANNEL, Beside, Lane
 from inflight_gateway.relay.decide import Failure
 from inflight_gateway.relay.shared import Shared
 from inflight_gateway.request import headers as names
@@ -127,6 +129,8 @@ class Attempt:
         self._passes = False
         """The rest of a whole answer passes as it comes."""
         self._call: EngineConnection | None = None
+        self._lane: Lane | None = None
+        """The way of its events, beside its connection."""
         self._timer: asyncio.TimerHandle | None = None
         self._silence_s = shared.tuning.head_s
         self._heard_at = self._begun_at = 0.0
@@ -142,8 +146,13 @@ class Attempt:
     def _send(self, *, fresh: bool) -> None:
         assert self._request is not None
         self._resent = fresh
-        self._call = self._shared.pool.call(self.endpoint, self, fresh=fresh)
         head, body = self._request
+        self._lane = lane = self._shared.channels.lane(self.endpoint, self._config.key, self) if self._stream else None
+        if lane is None:
+            self._call = self._shared.pool.call(self.endpoint, self, fresh=fresh)
+        else:
+            self._call = self._shared.pool.call(self.endpoint, Beside(self), fresh=fresh)
+            head = b"%b%b: %b\r\n\r\n" % (head[:-2], CHANNEL, lane.name)
         if len(body) <= _JOINED_BYTES:
             self._call.write(head + body)
         else:
@@ -170,9 +179,10 @@ class Attempt:
 
     def read_rest(self) -> None:
         """Discards the rest of the response, which is complete."""
+        beside = self._lane is not None
         self._finish()
         if self._call is not None:
-            self._call.read_rest()
+            self._call.read_rest(awaited=beside)
 
     def client_writable(self, *, now: bool) -> None:
         self._blocked = not now
@@ -180,11 +190,12 @@ class Attempt:
             self._heard_at = self._loop.time()
             if self._first_token_by is not None:
                 self._first_token_by = max(self._first_token_by, self._heard_at + self._silence_s)
-        if self._call is not None and self._request is None:
+        reads = self._lane or self._call
+        if reads is not None and self._request is None:
             if now:
-                self._call.resume()
+                reads.resume()
             else:
-                self._call.pause()
+                reads.pause()
 
     # Called by the connection to the engine.
 
@@ -195,7 +206,10 @@ class Attempt:
             self._refused()
             return
         self._request = None
-        if self._blocked:
+        number = find(headers, CHANNEL)
+        if self._lane is not None and number != b"%d" % self._lane.number:
+            self._end_lane()
+        if self._blocked and self._lane is None:
             self._call.pause()
         events = self._reader is not None and (find(headers, b"content-type") or b"").startswith(b"text/event-stream")
         framed = find(headers, _PROGRESS) is not None
@@ -206,8 +220,12 @@ class Attempt:
             self._shared.answered(self.endpoint, INFLIGHT if framed else CUSTOM if kind == INFLIGHT else kind)
         if status != 200 or not (events or framed):
             self._stop_timer()
+            self._end_lane()
             self._owner.plain(status, headers)
             return
+        if number is not None and self._lane is None and self._stream:
+            sign = self._shared.admission.engine_headers.to_set
+            self._shared.channels.offered(self.endpoint, self._config.key, partial(sign, self._config, ""))
         tuning = self._shared.tuning
         if self._reader is None:
             self._parser = FrameParser()
@@ -219,6 +237,17 @@ class Attempt:
         self._first_token_by = self._heard_at + self._first_token_within_s
         self._watch(self._overdue_at())
         self._owner.accepted(headers, framed=framed)
+        if self._lane is not None:
+            self._lane.begin(reads=not self._blocked)
+
+    @property
+    def in_channel(self) -> bool:
+        """True if its events come in a channel."""
+        return self._lane is not None
+
+    def connection_ended(self) -> None:
+        """Forgets its connection, which may have another request; its events come in the channel."""
+        self._call = None
 
     def data(self, data: bytes) -> None:
         parser = self._parser
@@ -290,6 +319,7 @@ class Attempt:
 
     def lost(self, loss: Loss) -> None:
         if loss is Loss.STALE:
+            self._end_lane()
             self._send(fresh=True)
         elif loss is Loss.REFUSED and not self._resent:
             self._refused()
@@ -304,6 +334,7 @@ class Attempt:
     def _refused(self) -> None:
         """Tries the next engine after a pause, with jitter, so that requests that were refused together spread."""
         self._stop_timer()
+        self._end_lane()
         self._call = None
         self.refused.append(self.endpoint)
         self.endpoint = ""
@@ -347,8 +378,14 @@ class Attempt:
             self._timer.cancel()
             self._timer = None
 
+    def _end_lane(self) -> None:
+        lane, self._lane = self._lane, None
+        if lane is not None:
+            lane.end()
+
     def _finish(self) -> None:
         self._stop_timer()
+        self._end_lane()
         self._over = True
 
     def _fail(self, failure: Failure) -> None:

@@ -9,6 +9,7 @@ from inflight_base.manifest.engines import EngineTypeName
 from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.relay.answers.kept import Kept
 from inflight_gateway.relay.budget import BudgetLimits, RetryBudget
+from inflight_gateway.relay.channels import Channels
 from inflight_gateway.relay.decide import Limits
 from inflight_gateway.relay.intake.admission import Admission
 from inflight_gateway.relay.intake.bodies import MAX_BODIES_BYTES, Bodies
@@ -55,6 +56,7 @@ class Shared:
     admission: Admission
     alone: Alone
     asks: Asks
+    channels: Channels
     types: dict[str, EngineTypeName] = field(default_factory=dict)
     """Types of engines by the form of their latest answer. While a service changes its type, pods of the earlier one
     take requests, too."""

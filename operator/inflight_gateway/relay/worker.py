@@ -16,6 +16,7 @@ from inflight_gateway.link.wire import Keys
 from inflight_gateway.relay.answers.kept import Kept
 from inflight_gateway.relay.answers.usage import MAX_COUNTED_BYTES
 from inflight_gateway.relay.budget import RetryBudget
+from inflight_gateway.relay.channels import Channels
 from inflight_gateway.relay.exchanges import exchange
 from inflight_gateway.relay.http.client import ClientConnection
 from inflight_gateway.relay.intake.admission import Admission
@@ -58,6 +59,7 @@ class Worker:
             admission,
             alone,
             self._pickers.asks,
+            Channels(),
         )
         self._connections: set[ClientConnection] = set()
         self._none_open = asyncio.Event()
@@ -93,6 +95,7 @@ class Worker:
             _log.warning("%d requests did not end within %g s and are broken off", len(self._connections), seconds)
         for connection in [*self._connections]:
             connection.close()
+        self._shared.channels.close()
         self._shared.pool.close()
         # Their ends are reported in the next turn of the loop.
         await asyncio.sleep(0)

@@ -6,6 +6,7 @@ Clients cannot set them, but for `REQUEST_ID`: Envoy removes `x-inflight-*` and 
 from __future__ import annotations
 
 from inflight_base.http.heads import Headers, end_to_end
+from inflight_contract.channels import CHANNEL_HEADER
 
 REQUEST_ID = "x-request-id"
 """Request id that the client chose, so not unique: for engines, logs and clients only."""
@@ -25,10 +26,13 @@ SIGNATURE = "x-inflight-signature"
 TENANT_SIGNATURE_V1 = "x-inflight-tenant-signature"
 """The signature for engines of release 0.2: without a time, by one key."""
 
+CHANNEL = CHANNEL_HEADER.lower()
+"""Between relay and engine: the channel of a stream's events, see docs/engine.md."""
+
 JWT_TENANT = "x-inflight-jwt-tenant"
 """From Envoy to the relay: the tenant in a JSON Web Token that Envoy has verified. Envoy then removes Authorization."""
 
-INTERNAL = (DESTINATION, PROGRESS, TENANT, SIGNATURE, TENANT_SIGNATURE_V1, JWT_TENANT)
+INTERNAL = (DESTINATION, PROGRESS, TENANT, SIGNATURE, TENANT_SIGNATURE_V1, CHANNEL, JWT_TENANT)
 
 _NOT_PASSED_ON = frozenset((b"content-length", *(name.encode() for name in INTERNAL)))
 

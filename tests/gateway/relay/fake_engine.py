@@ -13,6 +13,8 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from inflight_contract.channels import CHANNEL_PATH, COMMAND, FRAME, MAX_FRAME_BYTES
+
 CREATED = 1_700_000_000
 
 
@@ -144,10 +146,62 @@ def frames_for(asked: dict, attempt: int = 0, drawn: tuple[int, ...] = (11, 22, 
     return b"".join(out)
 
 
+class Channel:
+    """An open channel. Attributes: commands: as they came."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self.commands: list[tuple[int, bool]] = []
+        self.writer = writer
+        self._reads: dict[int, asyncio.Event] = {}
+
+    def lane(self, number: int) -> Lane:
+        return Lane(self, number, self._reads.setdefault(number, asyncio.Event()))
+
+    def take(self, number: int, *, reads: bool) -> None:
+        self.commands.append((number, reads))
+        event = self._reads.setdefault(number, asyncio.Event())
+        event.set() if reads else event.clear()
+
+    def close(self) -> None:
+        for event in self._reads.values():
+            event.set()
+
+    def put(self, number: int, part: bytes) -> None:
+        self.raw(FRAME.pack(number, len(part)) + part)
+
+    def raw(self, data: bytes) -> None:
+        self.writer.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+
+class Lane:
+    """A stream in a channel, as a writer of the chunks of its own connection."""
+
+    def __init__(self, channel: Channel, number: int, reads: asyncio.Event) -> None:
+        self._channel, self._number, self._reads, self._parts = channel, number, reads, b""
+
+    def write(self, chunk: bytes) -> None:
+        if chunk != b"0\r\n\r\n":
+            self._parts += chunk.partition(b"\r\n")[2][:-2]
+
+    async def drain(self) -> None:
+        await self._reads.wait()
+        parts, self._parts = self._parts, b""
+        for begin in range(0, len(parts), MAX_FRAME_BYTES):
+            self._channel.put(self._number, parts[begin : begin + MAX_FRAME_BYTES])
+
+    def end(self) -> None:
+        self._channel.put(self._number, b"")
+
+    def close(self) -> None:
+        """Ends nothing: the own connection is cut."""
+
+
 class FakeEngine:
     """Engines with one script.
 
     Attributes:
+        offers: it has channels. refuses_channels: and opens none.
+        channels: open ones, by name. opened: requests for them.
         addresses: of the engines.
         seen: requests in order.
         turn: attempts so far, those that the picker refused included. script: what to do in turn N.
@@ -159,6 +213,9 @@ class FakeEngine:
         self.seen: list[Seen] = []
         self.turn = 0
         self.connections = 0
+        self.offers = self.refuses_channels = False
+        self.channels: dict[str, Channel] = {}
+        self.opened: list[dict[str, str]] = []
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task] = set()
 
@@ -199,6 +256,8 @@ class FakeEngine:
         lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         method, target, _ = lines[0].split(" ")
         headers = dict(line.split(": ", 1) for line in lines[1:] if line)
+        if target == CHANNEL_PATH:
+            return await self._channel(headers, reader, writer)
         body = b""
         if headers.get("transfer-encoding") == "chunked":
             while size := int(await reader.readline(), 16):
@@ -227,10 +286,39 @@ class FakeEngine:
             writer.write("\r\n".join(head).encode() + (b"" if seen.method == "HEAD" else do.body))
             return True
         own += ["x-inflight-progress: 1", "x-request-id: " + seen.headers["x-request-id"]]
+        name, _, place = seen.headers.get("x-inflight-channel", "").partition(" ")
+        channel = self.channels.get(name)
+        if self.offers:
+            own.append(f"x-inflight-channel: {place if channel else 0}")
         head = ["HTTP/1.1 200 OK", "content-type: text/event-stream", "transfer-encoding: chunked", *own, "", ""]
         writer.write("\r\n".join(head).encode())
         frames = frames_for(seen.json, number) if do.frames is None else do.frames
-        return await self._write(frames, do, seen, reader, writer)
+        if channel is None:
+            return await self._write(frames, do, seen, reader, writer)
+        lane = channel.lane(int(place))
+        stays = await self._write(frames, do, seen, reader, lane)
+        if stays:
+            lane.end()
+            writer.write(b"0\r\n\r\n")
+        return stays
+
+    async def _channel(self, headers: dict[str, str], reader, writer) -> bool:
+        """Opens a channel, and reads its commands until it ends."""
+        self.opened.append(headers)
+        if self.refuses_channels:
+            writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+            return True
+        channel = self.channels[headers["x-inflight-channel"]] = Channel(writer)
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        try:
+            while size := int(await reader.readline() or b"0", 16):
+                commands = (await reader.readexactly(size + 2))[:-2]
+                for number, reads in COMMAND.iter_unpack(commands):
+                    channel.take(number, reads=bool(reads))
+        finally:
+            del self.channels[headers["x-inflight-channel"]]
+            channel.close()
+        return False
 
     async def _write(self, frames: bytes, do: Do, seen: Seen, reader, writer) -> bool:
         """Sends the frames as the script says; returns whether the connection stays."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from inflight_engine.request import FinishReason
+from inflight_engine.server.answers.channels import Channels, Lane
 from inflight_engine.server.answers.send import server_send
 from inflight_engine.server.answers.writer import AnswerFormat, AnswerWriter
 from inflight_engine.server.requests.call import Call
@@ -97,18 +99,27 @@ class GenerationResponse(Response):
     code. A failed choice fails the response; after its end, no choice continues to run.
     """
 
-    def __init__(self, registry: RequestRegistry, heartbeats: Heartbeats, call: Call, answer: AnswerFormat) -> None:
+    def __init__(
+        self, registry: RequestRegistry, heartbeats: Heartbeats, channels: Channels, call: Call, answer: AnswerFormat
+    ) -> None:
         super().__init__()
         self._registry = registry
         self._heartbeats = heartbeats
+        self._channels = channels
         self._call = call
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call, beats = self._call, self._heartbeats.of(self._call)
-        watch = asyncio.create_task(self._watch(receive))
+        send_body, lane = server_send(scope), None
+        if call.relayed and call.streaming:
+            lane = self._channels.lane(Headers(scope=scope), send_body)
+        watch = asyncio.create_task(self._watch(receive, lane))
         try:
-            writer = AnswerWriter(call, self._answer, send, server_send(scope))
+            if lane is None:
+                writer = AnswerWriter(call, self._answer, send, send_body)
+            else:
+                writer = AnswerWriter(call, self._answer, send, lane.send, lane.number)
             if beats is not None:
                 beats.add(writer)
             try:
@@ -122,11 +133,15 @@ class GenerationResponse(Response):
         finally:
             watch.cancel()
             call.inbox.close()
+            if lane is not None:
+                lane.end()
             self._abandon()
 
-    async def _watch(self, receive: Receive) -> None:
+    async def _watch(self, receive: Receive, lane: Lane | None) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
+        if lane is not None:
+            lane.end()
         self._abandon()
 
     def _abandon(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import msgspec
 from starlette.types import Send
 
+from inflight_contract.channels import CHANNEL_HEADER
 from inflight_contract.errors import ApiError
 from inflight_contract.tenants import PROGRESS_HEADER
 from inflight_engine.server.answers.send import raw_headers, send_all
@@ -95,17 +96,19 @@ class AnswerWriter:
     Args:
         send: for the head, or for a whole response.
         send_body: for data after the head.
+        number: of the stream in a relay's channel; 0: it is not in one.
 
     Attributes:
         complete: done when all data is written, or no more may be written.
     """
 
-    def __init__(self, call: Call, answer: AnswerFormat, send: Send, send_body: Send) -> None:
+    def __init__(self, call: Call, answer: AnswerFormat, send: Send, send_body: Send, number: int = 0) -> None:
         self.complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._call = call
         self._answer = answer
         self._send = send
         self._send_body = send_body
+        self._number = number
         self._started = False
         self._sending: asyncio.Task[None] | None = None
         self._unwritten: dict[Generation, None] = {}
@@ -282,7 +285,9 @@ class AnswerWriter:
         """Write chunks after the head; returns `last`."""
         if not self._started:
             self._started = True
-            headers = {**EVENT_STREAM, PROGRESS_HEADER.lower(): "1"} if self._call.relayed else EVENT_STREAM
+            headers = EVENT_STREAM
+            if self._call.relayed:
+                headers = {**headers, PROGRESS_HEADER.lower(): "1", CHANNEL_HEADER.lower(): str(self._number)}
             await self._send({"type": "http.response.start", "status": 200, "headers": raw_headers(headers)})
         if chunks:
             self._quiet = False

@@ -28,7 +28,7 @@ router = APIRouter(route_class=StrictJsonRoute)
 async def generate(body: GenerateRequest, http: Request, service: ServiceOf) -> Response:
     """Text, tokens, finish reason and timings for one prompt; `max_tokens` defaults to what the context leaves."""
     call = await begin(service, http, body)
-    return GenerationResponse(service.registry, service.heartbeats, call, GenerateAnswer(call))
+    return GenerationResponse(service.registry, service.heartbeats, service.channels, call, GenerateAnswer(call))
 
 
 class GenerateAnswer(AnswerFormat):

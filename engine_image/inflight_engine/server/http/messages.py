@@ -30,7 +30,7 @@ async def messages(body: MessagesRequest, http: Request, service: ServiceOf) -> 
     except ApiError as error:
         raise in_words_of(NAMES, error) from None
     answer = MessagesAnswer(call, body, service.config.served_model_name, request_id(http.scope))
-    return GenerationResponse(service.registry, service.heartbeats, call, answer)
+    return GenerationResponse(service.registry, service.heartbeats, service.channels, call, answer)
 
 
 @router.post("/v1/messages/count_tokens")

@@ -14,6 +14,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from inflight_contract.channels import CHANNEL_PATH
 from inflight_contract.errors import ApiError, is_anthropic
 from inflight_engine import logs
 from inflight_engine.server.answers.send import keep_server_send
@@ -115,7 +116,9 @@ class EdgeMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        counted = scope["method"] == "POST" and not scope["path"].startswith("/admin/")
+        # A channel has no end of its own, and its body none.
+        channel = scope["path"] == CHANNEL_PATH
+        counted = scope["method"] == "POST" and not channel and not scope["path"].startswith("/admin/")
         with self._edge.exchange(scope, counted=counted) as exchange:
             keep_server_send(scope, send)
 
@@ -134,7 +137,7 @@ class EdgeMiddleware:
             if length.isdecimal() and int(length) > MAX_BODY_BYTES:
                 await error_response(too_large(), scope["path"])(scope, receive, send_edge)
             else:
-                await self._app(scope, _bounded(receive), send_edge)
+                await self._app(scope, receive if channel else _bounded(receive), send_edge)
 
 
 def too_large() -> ApiError:

@@ -54,7 +54,7 @@ async def _answer(
             prompt_logprobs=body.prompt_logprobs,
         ),
     )
-    return GenerationResponse(service.registry, service.heartbeats, call, answer)
+    return GenerationResponse(service.registry, service.heartbeats, service.channels, call, answer)
 
 
 @router.get("/v1/models")

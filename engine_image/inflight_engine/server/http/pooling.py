@@ -79,7 +79,7 @@ async def rerank(body: RerankRequest, http: Request, service: ServiceOf) -> Resp
 
 
 def _response(service: Service, call: Call, answer: PoolingAnswer) -> Response:
-    return GenerationResponse(service.registry, service.heartbeats, call, answer)
+    return GenerationResponse(service.registry, service.heartbeats, service.channels, call, answer)
 
 
 async def begin(service: Service, http: Request, body: PoolingFields) -> Call:

@@ -28,4 +28,4 @@ async def responses(body: ResponsesRequest, http: Request, service: ServiceOf) -
         raise in_words_of(NAMES, error) from None
     token_bytes = service.tokenizer.token_bytes
     answer = ResponsesAnswer(call, body, service.config.served_model_name, request_id(http.scope), token_bytes)
-    return GenerationResponse(service.registry, service.heartbeats, call, answer)
+    return GenerationResponse(service.registry, service.heartbeats, service.channels, call, answer)
