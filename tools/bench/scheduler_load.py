@@ -130,7 +130,7 @@ def loaded(
     policy: Literal["fcfs", "fair"] = "fcfs",
     num_free_slots: int = 0,
 ) -> Load:
-    """A scheduler with `num_running` requests, their prompts of `prompt_tokens` and a few more, computed in one step.
+    """A scheduler with `num_running` requests, their prompts of `prompt_tokens` and a few more, computed.
     Their lengths differ so that an equal share of them crosses a block boundary in each step.
 
     Args:
@@ -156,5 +156,6 @@ def loaded(
             load.step()
     for index in range(num_running):
         load.add(prompt_tokens + index % BLOCK_SIZE)
-    load.step()
+    while load.scheduler.num_running < num_running:  # prompts are hashed in turns, some of them between two steps
+        load.step()
     return load
