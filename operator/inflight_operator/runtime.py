@@ -188,7 +188,6 @@ async def run_operator(options: Options) -> int:
                 metrics,
                 WorkerSettings(interval=options.interval),
                 stretch,
-                reconciler.begin,
             )
             optional = optional_kinds(endpoint_picker=options.endpoint_picker)
             watches = Watches(api, cache, workers.enqueue, options.namespaces, optional)

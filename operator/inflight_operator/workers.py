@@ -149,7 +149,6 @@ class Workers:
             affects that service alone.
         services: services that need a round in each interval.
         round_done: called after each round, including failed ones.
-        begin: awaited for each service before its first round, for many services at once.
         stretch: told how late the event loop is.
     """
 
@@ -161,7 +160,6 @@ class Workers:
         metrics: OperatorMetrics,
         settings: WorkerSettings,
         stretch: Stretch | None = None,
-        begin: Callable[[ServiceKey], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         self._reconcile = reconcile
         self._services = services
@@ -169,7 +167,6 @@ class Workers:
         self._metrics = metrics
         self._settings = settings
         self._stretch = stretch or Stretch()
-        self._begin = begin
         self._queue: WorkQueue[ServiceKey] = WorkQueue()
         self._begun = False
 
@@ -187,7 +184,8 @@ class Workers:
         """Runs until cancelled."""
         self._begun = True
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._all(tasks))
+            tasks.create_task(self._first())
+            tasks.create_task(self._resync())
             free = asyncio.Semaphore(self._settings.concurrency)
             while True:
                 await free.acquire()
@@ -195,23 +193,13 @@ class Workers:
                 tasks.create_task(self._round(key)).add_done_callback(lambda _: free.release())
                 await asyncio.sleep(0)
 
-    async def _all(self, tasks: asyncio.TaskGroup) -> None:
-        """Begins with all services, spread over at most one interval, and enqueues each in every later one."""
+    async def _first(self) -> None:
+        """Enqueues all services, spread over at most one interval."""
         services = self._services()
         apart = first_apart(len(services), self._settings.interval)
         for key in services:
-            tasks.create_task(self._first(key))
+            self._queue.add(key, within=self._settings.interval * MOST_STRETCH)
             await asyncio.sleep(apart)
-        await self._resync()
-
-    async def _first(self, key: ServiceKey) -> None:
-        try:
-            if self._begin is not None:
-                await self._begin(key)
-        except Exception:  # an error in one service must not stop the others
-            with logs.about(key):
-                logger.exception("the first scrapes of %s failed", key)
-        self._queue.add(key, within=self._settings.interval * MOST_STRETCH)
 
     async def _resync(self) -> None:
         """Enqueues each service at its own offset in the interval, to spread the rounds."""

@@ -100,34 +100,6 @@ async def test_no_two_rounds_begin_in_one_turn_of_the_loop():
 
 
 @in_virtual_time
-async def test_the_begin_of_many_services_keeps_no_place_of_rounds_and_an_event_does_not_wait_for_it():
-    keys, rounds = [ServiceKey("team", f"service-{number}") for number in range(1000)], []
-
-    async def begin(key):
-        if key == keys[1]:
-            raise RuntimeError("a mistake of ours")
-        await asyncio.sleep(3.0)  # such as the first scrape of a pod that hangs
-
-    async def reconcile(key):
-        rounds.append((key, asyncio.get_running_loop().time()))
-        return True
-
-    workers = Workers(reconcile, lambda: keys, nothing, OperatorMetrics(), WorkerSettings(interval=5.0), begin=begin)
-    start = asyncio.get_running_loop().time()
-    running = asyncio.create_task(workers.run())
-    await asyncio.sleep(1.0)
-    assert [key for key, _ in rounds] == [keys[1]]
-    workers.enqueue(keys[0], urgent=True)
-    await asyncio.sleep(0.1)
-    assert [key for key, _ in rounds] == [keys[1], keys[0]]
-    await asyncio.sleep(7.0)
-    assert {key for key, at in rounds if at <= start + 8.1} == set(keys)
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-
-
-@in_virtual_time
 async def test_rounds_of_a_part_of_the_interval_are_apart():
     """Rounds together would keep the loop for long, and intervals would be stretched for it."""
     keys, times = {ServiceKey("team", f"service-{number}") for number in range(1000)}, []

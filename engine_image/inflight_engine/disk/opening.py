@@ -22,7 +22,7 @@ from inflight_settings.engine import EngineConfig
 
 log = logging.getLogger(__name__)
 
-_READY_SECONDS = 10.0
+_READY_SECONDS = 2.0
 """Time that the engine waits for its disk, at most, before it is ready."""
 
 _WEIGHTS = ("config.json", "*.safetensors", "*.gguf")

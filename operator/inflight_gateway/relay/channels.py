@@ -30,6 +30,10 @@ AGAIN_S = 60.0
 
 OPEN_WITHIN_S = 10.0
 
+SILENCE_S = 60.0
+"""Seconds without a frame after which a channel is lost, as where a firewall drops its packets: engines say each 15 s
+that it lives."""
+
 MAX_UNREAD_BYTES = 16 * 2**20
 """Most bytes of a stream that come after it was told to wait or was cancelled: what is under way then."""
 
@@ -158,7 +162,7 @@ class Channel:
         self._newest = self._ends = self._beats = 0
         self._rest = b""
         self._commands: list[bytes] = []
-        self._used_at = self._begun_at = self._loop.time()
+        self._used_at = self._begun_at = self._heard_at = self._loop.time()
         self._timer = self._loop.call_later(OPEN_WITHIN_S, self._fail, "it was not opened in time")
         self._call = pool.call(address, self)
         self._call.write(head)
@@ -187,7 +191,7 @@ class Channel:
         """Ends a stream of this side."""
         if self._lanes.pop(lane.number, None) is not None:
             self._used_at = self._loop.time()
-            if lane.begun:
+            if lane.begun and not lane.over:
                 self._cancelled[lane.number] = MAX_UNREAD_BYTES
 
     def close(self, *, failed: bool = False) -> None:
@@ -207,8 +211,11 @@ class Channel:
         self.close(failed=True)
 
     def _close_idle(self) -> None:
-        if self._lanes or self._loop.time() < self._used_at + IDLE_S:
-            self._timer = self._loop.call_later(IDLE_S, self._close_idle)
+        now = self._loop.time()
+        if now >= self._heard_at + SILENCE_S:
+            self._fail("it is silent")
+        elif self._lanes or now < self._used_at + IDLE_S:
+            self._timer = self._loop.call_later(min(IDLE_S, SILENCE_S / 4), self._close_idle)
         else:
             self.close()
 
@@ -220,9 +227,11 @@ class Channel:
             return
         self._open = True
         self._timer.cancel()
-        self._timer = self._loop.call_later(IDLE_S, self._close_idle)
+        self._heard_at = self._loop.time()
+        self._timer = self._loop.call_later(min(IDLE_S, SILENCE_S / 4), self._close_idle)
 
     def data(self, data: bytes) -> None:
+        self._heard_at = self._loop.time()
         if self._rest:
             data = self._rest + data
         at, size, lanes, unpack, head = 0, len(data), self._lanes, FRAME.unpack_from, FRAME.size

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -23,6 +22,8 @@ MAX_BACK_OFF = 4
 LARGE_PAGE = 2**18
 """Bytes of a page; one of twice as many and more is read in every other interval: a page of 800 kB takes some 12 ms of
 CPU. Only the samples that are read are asked for, so pages of real engines are much smaller."""
+
+_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +100,6 @@ class ScrapePool(Scraper[_Pod]):
         self._queued = queued
         self._process = PageProcess(read_page, Sample)
         self._services: dict[ServiceKey, dict[str, _Pod]] = {}
-        self._begun: dict[ServiceKey, float] = {}
-        """When the service's pods were first kept, on the monotonic clock."""
-        self._first: dict[ServiceKey, asyncio.Event] = {}
-        """Set once all pods of the service have been scraped; only while somebody waits for it."""
         self._told: dict[ServiceKey, int] = {}
         """Requests in the engines' queues when `queued` was last called, by service; none where the queue is gone."""
 
@@ -110,7 +107,6 @@ class ScrapePool(Scraper[_Pod]):
         """Sets the pods of the service to scrape; data of other pods is dropped. The first scrapes of many pods are
         spread."""
         pods, new = self._services.setdefault(key, {}), 0
-        self._begun.setdefault(key, monotonic())
         apart = first_apart(len(targets), self._interval)
         for target in targets:
             pod = pods.get(target.uid)
@@ -124,31 +120,18 @@ class ScrapePool(Scraper[_Pod]):
                 pod.name, pod.url, pod.names = target.name, target.url, target.names
         for uid in pods.keys() - {target.uid for target in targets}:
             self.drop(pods.pop(uid))
-        self._note_first(key)
 
     async def first_results(self, key: ServiceKey, within: float) -> None:
-        """Returns when all pods of the service have been scraped, or `within` seconds after they were first kept."""
-        left = self._begun.get(key, 0.0) + within - monotonic()
-        if left <= 0 or self._are_scraped(key):
-            return
-        scraped = self._first.setdefault(key, asyncio.Event())
-        with suppress(TimeoutError):
-            await asyncio.wait_for(scraped.wait(), left)
-        self._first.pop(key, None)
-
-    def _are_scraped(self, key: ServiceKey) -> bool:
-        return all(pod.history is not None or pod.error for pod in self._services.get(key, {}).values())
-
-    def _note_first(self, key: ServiceKey) -> None:
-        if key in self._first and self._are_scraped(key):
-            self._first[key].set()
+        """Returns when all pods of the service have been scraped, or after `within` seconds."""
+        pods, until = self._services.get(key, {}), monotonic() + within
+        while True:
+            if monotonic() >= until or all(pod.history is not None or pod.error for pod in pods.values()):
+                return
+            await asyncio.sleep(_POLL_SECONDS)
 
     def forget(self, key: ServiceKey) -> None:
         """Stops scraping the service."""
         self._told.pop(key, None)
-        self._begun.pop(key, None)
-        if key in self._first:
-            self._first[key].set()
         for pod in self._services.pop(key, {}).values():
             self.drop(pod)
 
@@ -180,8 +163,8 @@ class ScrapePool(Scraper[_Pod]):
         known = engine.history
         engine.history = History.of(sample) if known is None else known.with_sample(sample, self._span)
         engine.error = ""
-        self._note_first(engine.service)
-        self._note_queue(engine.service, 0 if known is None else known.newest.waiting, sample)
+        if known is not None:
+            self._note_queue(engine.service, known.newest.waiting, sample)
 
     def _note_queue(self, key: ServiceKey, before: int, sample: Sample) -> None:
         """Calls `queued` if it is due. Args: before: requests in this engine's queue until now."""
@@ -205,4 +188,3 @@ class ScrapePool(Scraper[_Pod]):
             for ours, theirs in engine.names.items():
                 reason = reason.replace(ours, theirs)
             engine.error = f"{engine.name}: {engine.path}: {reason}"
-        self._note_first(engine.service)

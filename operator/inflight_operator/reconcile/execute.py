@@ -131,12 +131,14 @@ class Executor:
         state.told = {pod.uid: state.told[pod.uid] for pod in plan.loading if pod.uid in state.told}
 
         async def tell(pod: PodView) -> None:
+            state.told[pod.uid] = now, names
             async with at_once:
                 try:
                     await self._api.annotate_pod(key.namespace, pod.name, PEERS_ANNOTATION, names)
                 except KubeApiError as error:
                     logger.info("%s: files of %s: %s", key, pod.name, error)
-            state.told[pod.uid] = now, names
+                    if error.status in _TRANSIENT:
+                        state.told[pod.uid] = now, ""
 
         behind = []
         for pod in plan.loading:

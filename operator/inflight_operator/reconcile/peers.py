@@ -15,14 +15,17 @@ MOST_PEERS = 128
 
 def peers(snapshot: Snapshot, memory: Memory) -> tuple[tuple[str, str], ...]:
     """Returns the engines with the version of the model that new pods load, as uids of the pods and addresses of their
-    admin ports; also those that still load, which give what they have. Ready and older ones come first where they are
-    too many."""
+    admin ports; also those that still load, which give what they have. The oldest where they are too many, so that a pod
+    that becomes ready changes nothing."""
     if not asks_peers(snapshot.service.spec):
         return ()
     known = dict(memory.digests)
     newest = next(reversed(known.values()), "")
-    named = [pod for pod in _reachable(snapshot) if known.get(pod.rollout, newest) == newest]
-    named.sort(key=lambda pod: (not pod.ready, pod.created, pod.name))
+    reachable = _reachable(snapshot)
+    # Of an earlier rollout again where that was undone.
+    loaded = {known.get(pod.rollout, newest) for pod in reachable if not pod.ready} or {newest}
+    named = [pod for pod in reachable if known.get(pod.rollout, newest) in loaded]
+    named.sort(key=lambda pod: (pod.created, pod.name))
     addresses = ((pod.uid, address_of(pod.ip, pod.admin_port or 0)) for pod in named[:MOST_PEERS])
     return tuple(sorted(addresses))
 

@@ -57,10 +57,9 @@ from inflight_operator.telemetry.metrics import OperatorMetrics
 
 logger = logging.getLogger(__name__)
 
-FIRST_SCRAPE_SECONDS = 3.0
-"""Longest wait of a service's first round for the first scrape of its ready pods; longer than a scrape may take. A
-new leader that did not wait would report all services as unmeasured, push the limits in force, and report the
-contrary soon after."""
+FIRST_SCRAPE_SECONDS = 1.0
+"""Longest wait of a service's first round for the first scrape of its ready pods. A new leader that did not wait would
+report all services as unmeasured, push the limits that are in force, and report the contrary soon after."""
 
 
 class Recorder(Protocol):
@@ -178,15 +177,11 @@ class Reconciler:
             pod.serves for pod in self._cache.pods(key)
         )
 
-    async def begin(self, key: ServiceKey) -> None:
-        """Begins to scrape a service; returns when its first round has what it needs."""
-        self._pool.keep(key, [_target(pod) for pod in self._cache.pods(key) if pod.serves])
-        await self._pool.first_results(key, FIRST_SCRAPE_SECONDS)
-
     async def reconcile(self, key: ServiceKey) -> bool:
         """Runs a round for one service; returns True if all its writes were accepted."""
         if key not in self._known and key not in self._unreadable:
-            await self.begin(key)
+            self._pool.keep(key, [_target(pod) for pod in self._cache.pods(key) if pod.serves])
+            await self._pool.first_results(key, FIRST_SCRAPE_SECONDS)
         body = self._cache.service(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
             self._forget(key)  # its children have it as their owner: Kubernetes deletes them

@@ -207,3 +207,19 @@ async def test_long_events_come_in_parts_between_those_of_others():
     assert max(map(len, sent)) <= 2 * (MAX_FRAME_BYTES + FRAME.size) + 5 + FRAME.size
     assert stream.index(b"token") < 4 * MAX_FRAME_BYTES
     assert stream.count(b"x") == 10 * MAX_FRAME_BYTES
+
+
+@in_virtual_time
+async def test_a_server_that_ends_ends_its_channels_at_once_and_opens_no_more(make_fake):
+    fake = await make_fake()
+    channel = opened(fake)
+    await until(lambda: channel.status)
+    await asyncio.sleep(1.0)
+    begin = asyncio.get_running_loop().time()
+    fake.app.state.service.channels.close()
+    await channel.task
+    assert channel.ended is True
+    assert asyncio.get_running_loop().time() - begin < 0.1
+    later = opened(fake, NAME[::-1])
+    await later.task
+    assert later.status == 503

@@ -3,6 +3,7 @@
 import json
 
 from inflight_base.kube.errors import KubeApiError
+from inflight_operator.reconcile import peers as reconciled
 from tests.operator.fakes import KEY, PORTS
 from tests.operator.reconcile.test_model_digest import FIRST, SECOND, pod, remove
 
@@ -124,3 +125,26 @@ async def test_a_service_without_peers_says_nothing_of_it(world):
     world.engines["10.0.0.1"].weights = (0.0, 2.0e9)
     await world.round()
     assert "came from" not in world.condition("ModelLoaded")["message"]
+
+
+async def test_pods_with_the_version_of_a_rollout_that_is_back_are_named(world):
+    world.service(spec=SPEC)
+    pod(world, 1, FIRST, rollout="old")
+    pod(world, 2, SECOND, rollout="new")
+    await world.round()
+    pod(world, 3, "", rollout="old", ready=False)
+    await world.round()
+    assert named(world) == {"chat-old-pod01", "chat-old-pod03"}
+
+
+async def test_a_pod_that_becomes_ready_changes_no_name_where_there_are_too_many(world, monkeypatch):
+    monkeypatch.setattr(reconciled, "MOST_PEERS", 2)
+    world.service(spec=SPEC)
+    for number in (1, 2, 3):
+        pod(world, number, "", ready=False)
+    await world.round()
+    before = named(world)
+    pod(world, 3, FIRST)
+    await world.round()
+    assert named(world) == before
+    assert len(before) == 2

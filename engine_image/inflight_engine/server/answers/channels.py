@@ -29,17 +29,20 @@ class Channels:
 
     def __init__(self) -> None:
         self._open: dict[str, Channel] = {}
+        self._closed = False
 
     def open(self, name: str) -> Channel:
         """A new channel.
 
         Raises:
-            ApiError: 400, the name is none; 409, it is taken; 503, there are enough.
+            ApiError: 400, the name is none; 409, it is taken; 503, there are enough, or the server ends.
         """
         if _NAME.fullmatch(name) is None:
             raise bad_request(f"{CHANNEL_HEADER}: must be 32 hexadecimal digits", CHANNEL_HEADER)
         if name in self._open:
             raise ApiError(409, f"{CHANNEL_HEADER}: this channel is open", CHANNEL_HEADER)
+        if self._closed:
+            raise ApiError(503, "the server ends", retry_after=1.0)
         if len(self._open) >= MAX_CHANNELS:
             raise ApiError(503, f"{MAX_CHANNELS} channels are open, the most this server takes", retry_after=60.0)
         self._open[name] = channel = Channel(lambda: self._open.pop(name, None))
@@ -56,7 +59,8 @@ class Channels:
         return None if found is None or channel is None else channel.lane(int(found[2]), send)
 
     def close(self) -> None:
-        """End all channels, once what they have is written."""
+        """End all channels, once what they have is written, and open no more."""
+        self._closed = True
         for channel in self._open.values():
             channel.close()
 
@@ -130,7 +134,7 @@ class Channel:
                 await self._changed.wait()
         except TimeoutError:
             self._unwritten.append(FRAME.pack(0, 0))
-        if not last:
+        if not self.closed:  # else the last write follows at once
             self._changed.clear()
         data = b"".join(self._unwritten)
         self._unwritten.clear()
