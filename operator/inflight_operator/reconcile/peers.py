@@ -15,8 +15,8 @@ MOST_PEERS = 128
 
 def peers(snapshot: Snapshot, memory: Memory) -> tuple[tuple[str, str], ...]:
     """Returns the engines with the version of the model that new pods load, as uids of the pods and addresses of their
-    admin ports; also those that still load, which give what they have. The oldest where they are too many, so that a pod
-    that becomes ready changes nothing."""
+    admin ports; also those that still load, which give what they have. The oldest where they are too many, so that a
+    pod that becomes ready changes nothing."""
     if not asks_peers(snapshot.service.spec):
         return ()
     known = dict(memory.digests)
