@@ -139,8 +139,7 @@ class Gateway:
         """Applies what depends on the time alone: expiries, the reread key, sizes of services. Called several times a
         second."""
         self._requests.expire()
-        if len(self._holds):
-            self._requests.release(changed=False)
+        self._requests.release(changed=False)
         now = monotonic()
         if now >= self._again_at:
             self._again_at = now + AGAIN_SECONDS
