@@ -46,7 +46,7 @@ class Offload:
         self.num_stored = self.num_loaded = self.num_failed = 0
         self.stored: Callable[[list[int], list[bytes | None]], None] | None = None
         self.used: Callable[[list[bytes]], None] | None = None
-        self.damaged: Callable[[list[bytes]], None] | None = None
+        self.damaged: Callable[[Sequence[bytes]], None] | None = None
         self._tier = tier
         self._always = always
         self._block_size = pool.block_size
@@ -154,12 +154,13 @@ class Offload:
             self._tier.store(places[:count], hashes[:count])
             self._tier.release(places[count:])
 
-    def fail(self, places: Sequence[int]) -> None:
-        """Forget the content of places from which nothing, or something else, was loaded."""
+    def fail(self, places: Sequence[int], hashes: Sequence[bytes]) -> None:
+        """Forget content that was not what a plan loaded from these places, but not what has come there since."""
         if self._tier is not None:
             if self.damaged is not None:
-                self.damaged([content for place in places if (content := self.content(place)) is not None])
-            self._tier.drop(places)
+                self.damaged(hashes)
+            held = zip(places, hashes, strict=True)
+            self._tier.drop([place for place, block_hash in held if self.content(place) == block_hash])
             self.num_failed += len(places)
 
     def plan(self, step: int) -> Stores | None:

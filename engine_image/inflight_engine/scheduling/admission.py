@@ -210,7 +210,8 @@ class Admission:
         pool, num_tokens = self._running.pool, request.num_tokens
         shared, num_new = fit
         computed = len(shared) * pool.block_size
-        loaded = self._offload.load(request.block_hashes[len(shared) : (num_tokens - 1) // pool.block_size], computed)
+        hashes = request.block_hashes[len(shared) : (num_tokens - 1) // pool.block_size]
+        loaded = self._offload.load(hashes, computed)
         computed += len(loaded) * pool.block_size
         if len(shared):
             pool.share(shared)
@@ -237,6 +238,7 @@ class Admission:
             sampling=request.sampling,
             block_ids=block_ids,
             host_block_ids=tuple(loaded.tolist()),
+            host_hashes=tuple(hashes[: len(loaded)]),
         )
 
     def _pass_time(self, now: float) -> bool:

@@ -36,6 +36,7 @@ class SlotStart(msgspec.Struct, frozen=True, eq=False):
         block_ids: int32: the slot's block table, enough for all of `token_ids`.
         host_block_ids: blocks in host memory to copy in, one to one, before the step is computed: to the last of
             those of `block_ids` that hold the computed tokens.
+        host_hashes: of their content. Other content may come to these blocks while the plan is in flight.
     """
 
     slot: int
@@ -46,6 +47,7 @@ class SlotStart(msgspec.Struct, frozen=True, eq=False):
     sampling: SamplingParams
     block_ids: BlockIds
     host_block_ids: tuple[int, ...]
+    host_hashes: tuple[bytes, ...] = ()
 
     def loaded(self, block_size: int) -> BlockIds:
         """Return the blocks that `host_block_ids` are copied to."""

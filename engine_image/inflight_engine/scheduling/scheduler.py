@@ -343,7 +343,7 @@ class Scheduler:
         table = self.running.table
         for start in plan.starts:
             if start.slot in slots:
-                self.offload.fail(start.host_block_ids)
+                self.offload.fail(start.host_block_ids, start.host_hashes)
         lost = dict.fromkeys(slot for slot in slots if slot not in self.discarded_slots(plan))
         lost |= dict.fromkeys(self.in_flight.misled())
         self._recompute([table.request(slot) for slot in lost])

@@ -306,3 +306,20 @@ def test_a_block_that_is_damaged_in_host_memory_is_dropped_from_the_disk_too(wai
     plan = waiting.scheduler.schedule(waiting.now)
     waiting.scheduler.fail_loads(plan, [plan.starts[0].slot])
     assert not waiting.thread.disk
+
+
+def test_a_damaged_load_drops_nothing_that_has_come_to_its_place_meanwhile():
+    waiting = Waiting(num_host_blocks=4)
+    offload, request = waiting.scheduler.offload, waiting.request(0, 9)
+    other = waiting.request(1, 17, first=500)
+    for number, hashes in enumerate((request.block_hashes, other.block_hashes[:2])):
+        offload.fetched(number, len(offload.fetch(number, hashes)[0]))
+    waiting.thread.disk.update(request.block_hashes, other.block_hashes)
+    waiting.scheduler.add(request)
+    plan = waiting.scheduler.schedule(waiting.now)
+    _, places = offload.fetch(2, other.block_hashes)
+    offload.fetched(2, 2)
+    assert plan.starts[0].host_block_ids == (*places[::-1],), "they have what was loaded before"
+    waiting.scheduler.fail_loads(plan, [plan.starts[0].slot])
+    assert all(offload.has(each) for each in other.block_hashes)
+    assert waiting.thread.disk == {*other.block_hashes}

@@ -126,6 +126,8 @@ class Rules:
         self._decode_slots: tuple[Slots | None, list[int]] = (None, [])
         self._set_may_change = True
         self._under_way: dict[int, UnderWay] = {}
+        self._loads: dict[int, list[int]] = {}
+        """Stamps that the newest start of each request loads."""
 
     def added(self, request: Request) -> None:
         known = Known(request, self.num_added, self._latest_start(request))
@@ -236,7 +238,7 @@ class Rules:
 
     def load_failed(self, start: SlotStart) -> None:
         """Take in that a start found something damaged in the tier."""
-        self._cache.tier.damaged(start.host_block_ids)
+        self._cache.tier.damaged(self._loads[start.request_id], start.host_block_ids)
 
     # One step.
 
@@ -563,6 +565,7 @@ class Rules:
             due = in_tier if self._pays(in_tier * size, found) else 0
             assert num_loaded == due, f"{num_loaded} blocks are loaded, and {due} should be"
             cache.tier.load(contents[:due], start.host_block_ids, plan)
+            self._loads[start.request_id] = contents[:due]
             self.num_loaded += due
             for block in blocks[: found // size]:
                 cache.share(block)

@@ -554,7 +554,7 @@ FAULTS = {
         wrap("offload", "forget", lambda forget: None), "host blocks leaked|should be|do not hold its tokens", TIER
     ),
     "what is damaged is loaded again": Fault(
-        wrap("offload", "fail", lambda fail, places: None), "host blocks leaked|should be", TIER
+        wrap("offload", "fail", lambda fail, places, hashes: None), "host blocks leaked|should be", TIER
     ),
     "what did not come from the disk is found": Fault(
         wrap("offload", "fetched", lambda fetched, number, count: fetched(number, 10_000)),

@@ -119,10 +119,11 @@ class TierRules:
         for content in list(self._contents):
             self._give_up(content)
 
-    def damaged(self, places: tuple[int, ...]) -> None:
-        """These places have something else than was stored."""
-        for content in [content for content, place in self._places.items() if place in places]:
-            self._give_up(content)
+    def damaged(self, contents: list[int], places: tuple[int, ...]) -> None:
+        """Loads of these contents from these places gave others. Later plans may have put more others there."""
+        for content, place in zip(contents, places, strict=True):
+            if self._places.get(content) == place:
+                self._give_up(content)
 
     def _give_up(self, content: int) -> None:
         del self._contents[content]
