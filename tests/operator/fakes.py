@@ -128,12 +128,12 @@ class FakeEngine:
     foreign: bool = False
     digest: str = ""
     asleep: int = 0
-    weights: tuple = (0.0, 0.0)
+    weights: tuple = (0.0, 0.0, 0.0)
     loading: tuple = (None, None, None)
 
     def sample(self):
         own = {"revision": self.revision, "capacity": self.capacity, "digest": self.digest, "asleep": self.asleep}
-        own |= dict(zip(("peer_weights", "source_weights"), self.weights, strict=True))
+        own |= dict(zip(("peer_weights", "source_weights", "peer_failures"), self.weights, strict=True))
         names = ("loading_read_bytes", "loading_total_bytes", "loading_seconds")
         sample = replace(self.model.sample(), **own, **dict(zip(names, self.loading, strict=True)))
         return replace(sample, limits=None, capacity=None, revision=None) if self.foreign else sample

@@ -126,7 +126,7 @@ class Sample(Counters):
         loading_read_bytes, loading_total_bytes: bytes of the model that a loading engine has read, and all of them.
         loading_seconds: seconds since it began to read them.
         peer_weights, source_weights: bytes of weights that it read from other engines, and from the source, where it
-            asks others.
+            asks others. peer_failures: how often another one did not answer as it should.
         digest: version of the engine's model; empty if not reported.
         cache_problem: why the weights were read from their source although there is a model cache; empty if they were
             not.
@@ -154,6 +154,7 @@ class Sample(Counters):
     loading_total_bytes: Annotated[float | None, Page.positive, "inflight_loading_total_bytes"] = None
     peer_weights: Annotated[float, _weights("peers"), reader.WEIGHTS_READ] = 0.0
     source_weights: Annotated[float, _weights("source"), reader.WEIGHTS_READ] = 0.0
+    peer_failures: Annotated[float, Page.total, "inflight_peer_failures_total"] = 0.0
     loading_seconds: Annotated[float | None, Page.positive, "inflight_loading_seconds"] = None
 
     plugin_problem: str = ""

@@ -149,7 +149,13 @@ def _brought_up_to(snapshot: Snapshot, memory: Memory) -> Memory:
         snapshot.at.timestamp(),
     )
     since_listed = since if listed else None
-    return replace(memory, startups=startups, routed_since=since_listed, digests=_digests(snapshot, memory))
+    return replace(
+        memory,
+        startups=startups,
+        routed_since=since_listed,
+        digests=_digests(snapshot, memory),
+        weights=weights_read(snapshot, memory),
+    )
 
 
 def _digests(snapshot: Snapshot, memory: Memory) -> tuple[tuple[str, str], ...]:
@@ -268,7 +274,7 @@ def _findings(
     )
     problems = [sample.cache_problem for sample in snapshot.fresh.values() if sample.cache_problem]
     findings = uncached(findings, problems, len(pods.ready))
-    findings = delivered(findings, *weights_read(snapshot))
+    findings = delivered(findings, memory.weights.values())
     findings = resting(findings, snapshot.asleep, len(pods.ready))
     if snapshot.service.spec.gateway.enabled:
         findings = with_gateway(findings, _gateway_facts(snapshot, memory, scaled))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -16,6 +17,7 @@ from inflight_operator.decide.replicas.autopilot import DemandMemory
 from inflight_operator.decide.replicas.behavior import ScalingHistory
 from inflight_operator.decide.replicas.demand import DemandHistory
 from inflight_operator.decide.replicas.start_up import Start, StartUps
+from inflight_operator.decide.status.conditions import WeightsRead
 from inflight_operator.decide.tuning.model import LEAST_MEMORY, TIGHTEST
 from inflight_operator.decide.tuning.types import Bracket, Fence, TuningPolicy, TuningState
 from inflight_operator.reconcile.policy import Policy
@@ -76,6 +78,7 @@ class Memory:
         left_at: since when the gateway serves the service although it left the gateway, on the steady clock.
         digests: version of the model by rollout, as its first ready pod reported it, the newest at the end.
         prefetch: progress of fetching the model before engines need it; None for a service that does not ask for it.
+        weights: how the weights of pods came, by uid, where engines ask each other for them.
         rendered: the children.
     """
 
@@ -98,6 +101,7 @@ class Memory:
     left_at: float | None = None
     digests: tuple[tuple[str, str], ...] = ()
     prefetch: Progress | None = None
+    weights: Mapping[str, WeightsRead] = field(default_factory=dict)
     rendered: Rendered | None = None
 
     @property

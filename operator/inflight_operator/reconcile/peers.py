@@ -5,6 +5,7 @@ from __future__ import annotations
 from inflight_base.manifest.engines import INFLIGHT
 from inflight_base.manifest.slices import address_of
 from inflight_operator.api.resolve import asks_peers
+from inflight_operator.decide.status.conditions import WeightsRead
 from inflight_operator.observe.pods import PodView
 from inflight_operator.reconcile.memory import Memory
 from inflight_operator.reconcile.snapshot import Snapshot
@@ -37,12 +38,14 @@ def loading(snapshot: Snapshot) -> tuple[PodView, ...]:
     return tuple(pod for pod in _reachable(snapshot) if not pod.ready)
 
 
-def weights_read(snapshot: Snapshot) -> tuple[float, float]:
-    """Returns the bytes of weights that the ready engines have read from each other, and from the source."""
+def weights_read(snapshot: Snapshot, memory: Memory) -> dict[str, WeightsRead]:
+    """Returns how the weights of each pod came, by its uid. It stays known while scrapes of the pod fail."""
     if not asks_peers(snapshot.service.spec):
-        return 0.0, 0.0
-    samples = snapshot.fresh.values()
-    return sum(one.peer_weights for one in samples), sum(one.source_weights for one in samples)
+        return {}
+    known = {pod.uid: memory.weights[pod.uid] for pod in snapshot.replicas if pod.uid in memory.weights}
+    return known | {
+        uid: WeightsRead(one.peer_weights, one.source_weights, one.peer_failures) for uid, one in snapshot.fresh.items()
+    }
 
 
 def _reachable(snapshot: Snapshot) -> list[PodView]:

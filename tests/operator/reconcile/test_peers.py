@@ -110,19 +110,46 @@ async def test_a_pod_that_cannot_be_told_fails_nothing(world):
 async def test_the_status_tells_where_the_weights_came_from(world):
     world.service(spec=SPEC)
     pod(world, 1, FIRST)
-    world.engines["10.0.0.1"].weights = (0.0, 2.0e9)
+    world.engines["10.0.0.1"].weights = (0.0, 2.0e9, 0)
     pod(world, 2, FIRST)
-    world.engines["10.0.0.2"].weights = (1.96e9, 0.04e9)
+    world.engines["10.0.0.2"].weights = (1.96e9, 0.04e9, 0)
     for _ in range(2):
         await world.round()
     said = world.condition("ModelLoaded")["message"]
     assert said.endswith("; 2.0 GB of weights came from other pods, 2.0 GB from the source")
 
 
+async def test_the_status_tells_how_often_other_pods_gave_no_weights(world):
+    world.service(spec=SPEC)
+    for number in (1, 2):
+        pod(world, number, FIRST)
+        world.engines[f"10.0.0.{number}"].weights = (1e9, 0.0, number)
+    for _ in range(2):
+        await world.round()
+    said = world.condition("ModelLoaded")["message"]
+    assert said.endswith(", 0.0 GB from the source; failed reads from other pods: 3, see the logs of the engines")
+
+
+async def test_the_bytes_of_a_pod_stay_known_while_its_scrapes_fail_and_go_with_it(world):
+    world.service(spec=SPEC)
+    for number in (1, 2):
+        pod(world, number, FIRST)
+        world.engines[f"10.0.0.{number}"].weights = (1e9, 0.0, 0)
+    for _ in range(2):
+        await world.round()
+    world.engines["10.0.0.2"].silent = True
+    await world.round(seconds=20.0)
+    await world.round(seconds=20.0)
+    assert "; 2.0 GB of weights came from other pods" in world.condition("ModelLoaded")["message"]
+    remove(world, 2)
+    await world.round()
+    assert "; 1.0 GB of weights came from other pods" in world.condition("ModelLoaded")["message"]
+
+
 async def test_a_service_without_peers_says_nothing_of_it(world):
     world.service(spec={"model": {"source": "s3://models/qwen"}})
     pod(world, 1, FIRST)
-    world.engines["10.0.0.1"].weights = (0.0, 2.0e9)
+    world.engines["10.0.0.1"].weights = (0.0, 2.0e9, 0)
     await world.round()
     assert "came from" not in world.condition("ModelLoaded")["message"]
 

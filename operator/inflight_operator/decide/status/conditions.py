@@ -59,6 +59,15 @@ class DeploymentView:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightsRead:
+    """Bytes of weights that a pod read from other pods and from the source, and how often another pod gave none."""
+
+    from_peers: float
+    from_source: float
+    failures: float
+
+
+@dataclass(frozen=True, slots=True)
 class Metrics:
     """State of scraping: ready pods, ready pods with fresh samples, and the first error."""
 
@@ -171,16 +180,19 @@ def uncached(findings: tuple[Finding, ...], problems: Collection[str], ready: in
     return tuple(new if one is old else one for one in findings)
 
 
-def delivered(findings: tuple[Finding, ...], from_peers: float, from_source: float) -> tuple[Finding, ...]:
+def delivered(findings: tuple[Finding, ...], weights: Collection[WeightsRead]) -> tuple[Finding, ...]:
     """Returns the findings of a service whose pods read weights from each other.
 
     Args:
-        from_peers, from_source: bytes that the ready pods have read; both 0: none, or not known.
+        weights: of each pod that is known to have read them.
     """
+    from_peers, from_source = sum(one.from_peers for one in weights), sum(one.from_source for one in weights)
     if not from_peers + from_source:
         return findings
     old = next(one for one in findings if one.type == "ModelLoaded")
     what = f"{from_peers / 1e9:.1f} GB of weights came from other pods, {from_source / 1e9:.1f} GB from the source"
+    if failures := sum(one.failures for one in weights):
+        what += f"; failed reads from other pods: {failures:.0f}, see the logs of the engines"
     new = replace(old, message=f"{old.message}; {what}")
     return tuple(new if one is old else one for one in findings)
 
