@@ -124,7 +124,10 @@ class Executor:
 
     async def _tell(self, key: ServiceKey, snapshot: Snapshot, plan: Plan, state: ExecutorState) -> None:
         """Lets pods that load their model read the names of their peers now: the kubelet would bring the files of a
-        ConfigMap up to date within about a minute (measured: 60 s, and 0.4 s so). A failure costs no more than that."""
+        ConfigMap up to date within about a minute (measured: 60 s, and 0.4 s so). A failure costs no more than that.
+
+        Call it once the ConfigMap is written. The kubelet watches pods and ConfigMaps apart, and reads the ConfigMap
+        when its loops over volumes, every 100 ms each, come to the pod: the names are there by then."""
         if not plan.loading or ("ConfigMap", child_names(key.name).limits) in state.children.refused:
             return
         now, names, at_once = self._clock.steady(), digest(plan.peers), asyncio.Semaphore(CALLS_AT_ONCE)

@@ -175,3 +175,17 @@ async def test_a_pod_that_becomes_ready_changes_no_name_where_there_are_too_many
     await world.round()
     assert named(world) == before
     assert len(before) == 2
+
+
+async def test_no_pod_is_told_of_names_that_could_not_be_written(world):
+    world.service(spec=SPEC)
+    pod(world, 1, "", ready=False)
+    await world.round(seconds=5.0)
+    pod(world, 2, "", ready=False)
+    world.api.refuse["ConfigMap"] = KubeApiError("PATCH", 500, "no")
+    await world.round(seconds=5.0)
+    assert named(world) == {"chat-abc-pod01"}
+    assert told(world) == set()
+    del world.api.refuse["ConfigMap"]
+    await world.round(seconds=60.0)
+    assert named(world) == told(world) == {"chat-abc-pod01", "chat-abc-pod02"}
