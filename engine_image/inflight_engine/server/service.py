@@ -69,7 +69,7 @@ class Service:
         self.metrics.tiers = _tiers(config.engine)
         self.deliveries = Deliveries()
         self.grammars = CheckedGrammars()
-        self.channels = Channels()
+        self.channels = Channels(offered=not config.api_key)
         self.heartbeats = Heartbeats(lambda: self.session.stalled)
         self.fingerprint = ""
         self.tenants = Tenants(trusted=config.trust_tenant_header, key_file=config.tenant_key_file)

@@ -87,6 +87,22 @@ async def test_the_head_says_where_events_come_and_that_there_are_channels(make_
 
 
 @in_virtual_time
+async def test_an_engine_with_api_keys_offers_no_channels(make_fake):
+    """A relay has the keys of its requests only, and would ask again each minute."""
+    fake = await make_fake(api_key=("key",))
+    asked = {"prompt": "a", "stream": True}
+    client = Posted(fake, "/v1/completions", asked, x_inflight_progress="1", authorization="Bearer key")
+    channel = opened(fake)
+    await until(lambda: client.status and channel.status)
+    assert (client.status, channel.status) == (200, 401)
+    assert b"x-inflight-progress" in client.headers
+    assert b"x-inflight-channel" not in client.headers
+    for each in (client, channel):
+        each.leave()
+        await each.task
+
+
+@in_virtual_time
 async def test_nothing_comes_before_the_relay_reads_and_nothing_while_it_does_not(make_fake):
     fake = await make_fake()
     channel = opened(fake)

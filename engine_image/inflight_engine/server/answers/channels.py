@@ -25,9 +25,14 @@ _MOST_NUMBER = 2**32 - 1
 
 
 class Channels:
-    """The open channels, by name."""
+    """The open channels, by name.
 
-    def __init__(self) -> None:
+    Attributes:
+        offered: whether answers tell relays of channels.
+    """
+
+    def __init__(self, *, offered: bool = True) -> None:
+        self.offered = offered
         self._open: dict[str, Channel] = {}
         self._closed = False
 

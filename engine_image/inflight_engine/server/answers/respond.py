@@ -117,7 +117,7 @@ class GenerationResponse(Response):
         watch = asyncio.create_task(self._watch(receive, lane))
         try:
             if lane is None:
-                writer = AnswerWriter(call, self._answer, send, send_body)
+                writer = AnswerWriter(call, self._answer, send, send_body, 0 if self._channels.offered else None)
             else:
                 writer = AnswerWriter(call, self._answer, send, lane.send, lane.number)
             if beats is not None:

@@ -96,13 +96,13 @@ class AnswerWriter:
     Args:
         send: for the head, or for a whole response.
         send_body: for data after the head.
-        number: of the stream in a relay's channel; 0: it is not in one.
+        number: of the stream in a relay's channel; 0: it is not in one; None: channels are not offered.
 
     Attributes:
         complete: done when all data is written, or no more may be written.
     """
 
-    def __init__(self, call: Call, answer: AnswerFormat, send: Send, send_body: Send, number: int = 0) -> None:
+    def __init__(self, call: Call, answer: AnswerFormat, send: Send, send_body: Send, number: int | None = 0) -> None:
         self.complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._call = call
         self._answer = answer
@@ -287,7 +287,9 @@ class AnswerWriter:
             self._started = True
             headers = EVENT_STREAM
             if self._call.relayed:
-                headers = {**headers, PROGRESS_HEADER.lower(): "1", CHANNEL_HEADER.lower(): str(self._number)}
+                headers = {**headers, PROGRESS_HEADER.lower(): "1"}
+                if self._number is not None:
+                    headers[CHANNEL_HEADER.lower()] = str(self._number)
             await self._send({"type": "http.response.start", "status": 200, "headers": raw_headers(headers)})
         if chunks:
             self._quiet = False
