@@ -55,9 +55,9 @@ class Tier(Protocol):
         """Hold the places of hashes that `match` has counted."""
 
     def release(self, places: BlockIds) -> None:
-        """Hold places no longer. What a `load` has brought to the device comes back when the device evicts it, so it is
-        given up next, the last first; while places are empty it counts as used. Places that were reserved and not
-        stored to are empty."""
+        """Hold places no longer. What a `load` has brought to the device comes back when the device evicts it, unless
+        `Offload.pays` finds then that it is not worth it. So it is given up next, the last first; while places are
+        empty it counts as used. Places that were reserved and not stored to are empty."""
 
     def content(self, place: int) -> bytes | None:
         """Return the hash of what a place has; None: nothing. Any thread may ask."""

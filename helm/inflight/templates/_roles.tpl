@@ -72,7 +72,8 @@ rules:
   - apiGroups: [discovery.k8s.io]
     resources: [endpointslices]
     verbs: [get, list, watch, create, patch, delete]
-  # Pods are observed, and given the cost that says which one a scale-down takes first.
+  # Pods are observed, and get two annotations: the cost that says which one a scale-down takes first, and
+  # inflight.dev/peers, for which the kubelet brings the names of peers up to date in a pod that loads its model.
   - apiGroups: [""]
     resources: [pods]
     verbs: [get, list, watch, patch]

@@ -5,12 +5,12 @@ names, or else from the pods of the service's namespace; from the gateway; and f
 may reach the admin port. Policies add up, so one that let all in would do so in a namespace that denies by default. If
 the service requires API keys, only from the gateway, which checks them, and from those peers; so without a gateway, no
 client reaches such a service. Engines whose metrics are on the serving port let the operator in too. The admin port
-only from the operator's pods and from the peers the operator was installed with, such as Prometheus: calls that change
-an engine are signed or carry the token, and users have no way to try one. The service's own pods too where engines read
-weights from each other. An operator outside the cluster has no pods
-to select, so the admin port of its engines is open, and the serving port of those whose metrics are on it. The ports of
-KV cache events only from the gateway.
-Kubernetes always lets the node reach its own pods, and the kubelet's probes use the serving port.
+only from the operator's pods, from the peers the operator was installed with, such as Prometheus, and with
+`spec.model.peers` from the service's own pods, whose engines read weights from each other: calls that change an engine
+are signed or carry the token, and users have no way to try one. An operator outside the cluster has no pods to select,
+so the admin port of its engines is open, and the serving port of those whose metrics are on it. The ports of KV cache
+events only from the gateway. Kubernetes always lets the node reach its own pods, and the kubelet's probes use the
+serving port.
 
 Egress: only DNS and the trace collector, if any, for models in the image or on a claim. The pod fetches all others
 itself, through any mirror or proxy in its environment, so egress stays open for these.

@@ -141,8 +141,8 @@ class Model(SpecModel):
         Field(
             default=None,
             description="Maximum disk space in each pod for the download of an hf:// model, such as 100Gi, or for what"
-            " peers read. A pod that needs more for a download is evicted. Default: 256Gi for each accelerator, 64Gi on"
-            " CPU.",
+            " peers read where the chart has no engine.modelCache. A pod that needs more for a download is evicted."
+            " Default: 256Gi for each accelerator, 64Gi on CPU.",
             json_schema_extra=validation(
                 "type(self) == int ? self > 0 : (isQuantity(self) && quantity(self).isGreaterThan(quantity('0')))",
                 "model.storage must be a quantity above zero, such as 100Gi",
@@ -191,8 +191,9 @@ class Model(SpecModel):
         default=None,
         description="Engines of the service read weights from each other before they ask the store: many that start at"
         " once read the store about once together. Each keeps what it gives to others in the chart's engine.modelCache,"
-        " or else on its own disk, see storage. A busy engine gives nothing while its steps take longer than"
-        " slo.tpotP95 (default 50ms), whose change rolls out new pods then. Default: each pod reads the store.",
+        " or else on its own disk, see storage. A busy engine gives nothing while its steps take longer than the"
+        " shortest TPOT target, of slo.tpotP95 (50ms where it is not set) and of the classes; another one rolls out new"
+        " pods. Default: each pod reads the store.",
     )
     served_name: str | None = Field(
         default=None,
