@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from inflight_gateway.proxy.overload import BUFFER_BYTES
 from inflight_gateway.proxy.resources import Json, extension, pipe, typed
+from inflight_gateway.relay.http.connection import MAX_STREAMS
 from inflight_gateway.settings import Sockets
 
 _NAME = "relays"
@@ -17,6 +18,18 @@ sent to one relay only. Relays keep whole bodies, and bound their sum."""
 
 UNLIMITED = 1_000_000
 """Envoy's circuit breakers default to 1024 requests; the relays and the picker's queue bound them here."""
+
+_HTTP2: Json = {
+    "max_concurrent_streams": MAX_STREAMS,
+    # What Envoy keeps of an answer whose client does not read. One that does must not wait for those that do not.
+    "initial_stream_window_size": 2**16 - 1,
+    "initial_connection_window_size": 2**31 - 1,
+    # A bad head of one answer must not end the others.
+    "override_stream_error_on_invalid_http_message": True,
+    # Clients that leave while a relay is busy: its connection is not closed for that.
+    "max_outbound_frames": UNLIMITED,
+    "max_outbound_control_frames": UNLIMITED,
+}
 
 
 def routes(policies: Json) -> Json:
@@ -72,13 +85,8 @@ def cluster(sockets: Sockets, count: int) -> Json:
                 }
             ]
         },
-        # Relays close idle connections after 75 s, which could abort a request in transit.
         "typed_extension_protocol_options": {
-            options: typed(
-                options,
-                common_http_protocol_options={"idle_timeout": "60s"},
-                explicit_http_config={"http_protocol_options": {}},
-            )
+            options: typed(options, explicit_http_config={"http2_protocol_options": _HTTP2})
         },
         "load_assignment": {
             "cluster_name": _NAME,

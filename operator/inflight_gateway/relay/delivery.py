@@ -11,7 +11,7 @@ import msgspec
 from inflight_base.http.heads import Headers, without
 from inflight_gateway.relay.answers.frames import DONE, MAX_FRAME_BYTES, Frame
 from inflight_gateway.relay.answers.usage import without_usage
-from inflight_gateway.relay.http.client import WRITE_BUFFER_BYTES, ClientConnection
+from inflight_gateway.relay.http.client import WRITE_BUFFER_BYTES, Client
 from inflight_gateway.relay.http.errors import ClientError
 from inflight_gateway.relay.record import Record
 from inflight_gateway.request.headers import of_answer
@@ -62,7 +62,7 @@ class Delivery:
         path: of the request, without its query.
     """
 
-    def __init__(self, client: ClientConnection, record: Record, path: bytes) -> None:
+    def __init__(self, client: Client, record: Record, path: bytes) -> None:
         self.started = self.strip = self._sent = False
         self.created: int | None = None
         self.events = 0

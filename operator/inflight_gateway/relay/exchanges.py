@@ -9,7 +9,7 @@ from dataclasses import replace
 from inflight_gateway.relay import gateway_paths
 from inflight_gateway.relay.engine_head import engine_headers
 from inflight_gateway.relay.generation import Generation
-from inflight_gateway.relay.http.client import ClientConnection, Exchange, Request
+from inflight_gateway.relay.http.client import Client, Exchange, Request
 from inflight_gateway.relay.http.errors import FULL, UNREADABLE, ClientError, refused
 from inflight_gateway.relay.intake.admission import Admitted, Refused, too_large
 from inflight_gateway.relay.intake.bodies import Received
@@ -22,7 +22,7 @@ from inflight_gateway.request.paths import Answers
 from inflight_gateway.types import ServiceConfig
 
 
-def exchange(shared: Shared, request: Request, client: ClientConnection) -> Exchange:
+def exchange(shared: Shared, request: Request, client: Client) -> Exchange:
     """Returns the receiver of a request's body and of its client's events."""
     now = asyncio.get_running_loop().time()
     admitted = shared.admission.check(request, now, time.time())
@@ -42,7 +42,7 @@ def exchange(shared: Shared, request: Request, client: ClientConnection) -> Exch
 class _Answered:
     """A request that the relay answers by its head."""
 
-    def __init__(self, client: ClientConnection, answer: bytes | ClientError) -> None:
+    def __init__(self, client: Client, answer: bytes | ClientError) -> None:
         self._client = client
         self._answer = answer
 
@@ -66,7 +66,7 @@ class _Passed:
     """A request that generates nothing, at the ready engine with the fewest requests. It is never held, and the picker
     learns of it by its report only. Its body is kept until it is whole where the model in it names the service."""
 
-    def __init__(self, shared: Shared, request: Request, client: ClientConnection, admitted: Admitted) -> None:
+    def __init__(self, shared: Shared, request: Request, client: Client, admitted: Admitted) -> None:
         self._shared = shared
         self._request = request
         self._client = client

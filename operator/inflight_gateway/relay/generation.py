@@ -26,7 +26,7 @@ from inflight_gateway.relay.attempt import Attempt
 from inflight_gateway.relay.decide import Again, Failure, History, next_step
 from inflight_gateway.relay.delivery import Delivery, TooMuchUnsent, json_of
 from inflight_gateway.relay.engine_head import generation_head
-from inflight_gateway.relay.http.client import ClientConnection, Request
+from inflight_gateway.relay.http.client import Client, Request
 from inflight_gateway.relay.http.errors import FULL, UNREADABLE, ClientError, engine_died, engine_error, refused
 from inflight_gateway.relay.intake.admission import Admitted, Refused, too_large
 from inflight_gateway.relay.intake.bodies import Received
@@ -65,7 +65,7 @@ class Generation:
         admitted: result of the checks of its head.
     """
 
-    def __init__(self, shared: Shared, request: Request, client: ClientConnection, admitted: Admitted) -> None:
+    def __init__(self, shared: Shared, request: Request, client: Client, admitted: Admitted) -> None:
         self._shared = shared
         self._request = request
         self._client = client

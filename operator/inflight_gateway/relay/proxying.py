@@ -13,7 +13,7 @@ from inflight_base.http.heads import (
     find,
     request_head,
 )
-from inflight_gateway.relay.http.client import ClientConnection, Request
+from inflight_gateway.relay.http.client import Client, Request
 from inflight_gateway.relay.http.errors import ClientError
 from inflight_gateway.request.headers import of_answer
 
@@ -21,7 +21,7 @@ LOST = ClientError(502, "the connection to the engine broke off before it answer
 SILENT = ClientError(504, "the engine did not answer in time", "engine_silent", retry_after_s=1)
 
 
-def start_proxied(client: ClientConnection, status: int, headers: Headers) -> None:
+def start_proxied(client: Client, status: int, headers: Headers) -> None:
     """Start a forwarded response."""
     length = find(headers, b"content-length")
     client.start(status, of_answer(headers), None if length is None else int(length))
@@ -41,7 +41,7 @@ class PassThrough:
         pool: EnginePool,
         address: str,
         request: Request,
-        client: ClientConnection,
+        client: Client,
         ended: Callable[[int], None],
         head_s: float,
     ) -> None:

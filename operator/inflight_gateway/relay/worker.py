@@ -18,7 +18,7 @@ from inflight_gateway.relay.answers.usage import MAX_COUNTED_BYTES
 from inflight_gateway.relay.budget import RetryBudget
 from inflight_gateway.relay.channels import Channels
 from inflight_gateway.relay.exchanges import exchange
-from inflight_gateway.relay.http.client import ClientConnection
+from inflight_gateway.relay.http.connection import Connection
 from inflight_gateway.relay.intake.admission import Admission
 from inflight_gateway.relay.intake.bodies import Bodies
 from inflight_gateway.relay.pickers.alone import Alone
@@ -61,7 +61,7 @@ class Worker:
             self._pickers.asks,
             Channels(),
         )
-        self._connections: set[ClientConnection] = set()
+        self._connections: set[Connection] = set()
         self._none_open = asyncio.Event()
         self._known = asyncio.Event()
         catalog.subscribe(lambda change: self._known.set() if change.complete else None)
@@ -75,7 +75,7 @@ class Worker:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._known.wait(), KNOWN_WITHIN_S)
         self._server = await asyncio.get_running_loop().create_unix_server(
-            lambda: ClientConnection(partial(exchange, self._shared), self._connections.add, self._closed),
+            lambda: Connection(partial(exchange, self._shared), self._connections.add, self._closed),
             sock=listener,
             backlog=BACKLOG,
         )
@@ -104,7 +104,7 @@ class Worker:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._linking
 
-    def _closed(self, connection: ClientConnection) -> None:
+    def _closed(self, connection: Connection) -> None:
         self._connections.discard(connection)
         if not self._connections:
             self._none_open.set()

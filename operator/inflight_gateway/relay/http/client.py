@@ -1,36 +1,22 @@
-"""Connections from Envoy: sequential requests on each connection."""
+"""A client's request, as a stream of a connection from Envoy."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
-import httptools
-
-from inflight_base.http.heads import (
-    LAST_CHUNK,
-    Headers,
-    chunk,
-    find,
-    response_head,
-)
+from inflight_base.http.heads import Headers
+from inflight_gateway.relay.http import frames
 from inflight_gateway.relay.http.errors import ClientError
-from inflight_gateway.request.headers import JWT_TENANT, passed_on
 
-_log = logging.getLogger(__name__)
-
-_JWT_TENANT = JWT_TENANT.encode()
+if TYPE_CHECKING:
+    from inflight_gateway.relay.http.connection import Connection
 
 WRITE_BUFFER_BYTES = 64 * 2**10
 """Bytes buffered for a client that does not read, before reading of its response is paused."""
 
-LINGER_S = 2.0
-"""Seconds for which the rest of a request is read after an early response. Envoy closes the connection well before."""
-
-_UNREADABLE = ClientError(400, "the head of the request cannot be read as HTTP/1.1", "malformed_request")
+WINDOW_BYTES = 256 * 2**10
+"""Bytes of a request's body that may come before the relay has taken them."""
 
 
 @dataclass(slots=True)
@@ -40,7 +26,7 @@ class Request:
     Attributes:
         target: path and query.
         headers: end-to-end only, without internal ones.
-        length: bytes of the body; None: chunked.
+        length: bytes of the body; None: not known before its end.
         arrived: seconds of the loop's clock.
         token_tenant: tenant of a token that Envoy verified; None without one.
     """
@@ -74,208 +60,175 @@ class Exchange(Protocol):
         """Pause or resume writing of the response."""
 
 
-class ClientConnection(asyncio.Protocol):
-    """A connection. Envoy sends a request only after the whole previous response, so data before that is a protocol
-    violation: the connection is closed.
+class Client:
+    """A stream: a request and its response.
 
-    Args:
-        begin: makes the exchange of a request.
-        opened, closed: called with this connection.
+    Attributes:
+        exchange: receiver of events; None: the response is complete, or aborted.
+        window: bytes of the response that may be sent.
+        target: of the request.
     """
 
-    def __init__(
-        self,
-        begin: Callable[[Request, ClientConnection], Exchange],
-        opened: Callable[[ClientConnection], None],
-        closed: Callable[[ClientConnection], None],
-    ) -> None:
-        self._begin = begin
-        self._opened = opened
-        self._closed = closed
-        self._transport: asyncio.Transport
-        self._parser = httptools.HttpRequestParser(self)
-        self._loop = asyncio.get_running_loop()
-        self._target = self._head = b""
-        self._headers: Headers = []
-        self._exchange: Exchange | None = None
-        self._receiving = self._chunked = self._bodiless = self._last = False
+    __slots__ = (
+        *("_blocked", "_bodiless", "_connection", "_ending", "_is_head", "_left", "_number", "_open", "_paused"),
+        *("_receiving", "_taken", "_unsent", "exchange", "target", "window"),
+    )
 
-    @property
-    def busy(self) -> bool:
-        return self._exchange is not None or self._receiving
+    def __init__(self, connection: Connection, number: int, window: int) -> None:
+        self._connection = connection
+        self._number = number
+        self.window = window
+        self.exchange: Exchange | None = None
+        self.target = b""
+        self._left: int | None = None
+        """Bytes of the request's body to come; None: not known."""
+        self._is_head = self._bodiless = self._blocked = self._paused = self._ending = False
+        self._receiving = self._open = True
+        self._taken = 0
+        """Bytes of the body that the other side was not told to have been taken."""
+        self._unsent = bytearray()
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes written that the client has not read yet."""
-        return self._transport.get_write_buffer_size()
-
-    def drain(self) -> None:
-        """Close after the current request."""
-        self._last = True
-        if not self.busy:
-            self._transport.close()
-
-    def close(self) -> None:
-        """Abort the current request."""
-        self._transport.abort()
+        """Bytes written that may not be sent yet."""
+        return len(self._unsent)
 
     # Called by the exchange.
 
     def start(self, status: int, headers: Headers, length: int | None) -> None:
         """Write the head of the response. `headers` name no length; `length`: bytes of the body; None: unknown."""
-        self._bodiless = status in (204, 304) or self._parser.get_method() == b"HEAD"
-        self._chunked = length is None and not self._bodiless
-        if self._chunked:
-            headers = [*headers, (b"transfer-encoding", b"chunked")]
-        elif length is not None:
+        self._bodiless = status in (204, 304) or self._is_head
+        if length is not None:
             headers = [*headers, (b"content-length", b"%d" % length)]
-        if self._last:
-            headers = [*headers, (b"connection", b"close")]
-        # Usually the body follows in this turn of the loop: each write is a system call.
-        self._head = response_head(status, headers)
-        self._loop.call_soon(self._send_head)
-
-    def _send_head(self) -> None:
-        if self._head and not self._transport.is_closing():
-            self._transport.write(self._head)
-        self._head = b""
+        if self._open:
+            self._connection.head(self._number, status, headers)
 
     def write(self, data: bytes) -> None:
         """Write a part of the body."""
-        if data and not self._bodiless:
-            if self._chunked:
-                data = chunk(data)
-            if self._head:
-                data, self._head = self._head + data, b""
-            self._transport.write(data)
+        size = len(data)
+        if not self._open or self._bodiless or not size:
+            return
+        if size <= self.window and size <= self._connection.room and not self._unsent:
+            self.window -= size
+            self._connection.data(self._number, data)
+            return
+        self._unsent += data
+        self.send()
+        if len(self._unsent) > WRITE_BUFFER_BYTES and not self._blocked and self.exchange is not None:
+            self._blocked = True
+            self.exchange.client_writable(now=False)
 
     def finish(self) -> None:
         """End the response, which is complete."""
-        if self._chunked:
-            self._transport.write(self._head + LAST_CHUNK)
-            self._head = b""
-        self._send_head()
-        self._exchange = None
-        self._chunked = False
-        if self._receiving:
-            # The rest of the request's body is discarded: closing a connection with unread data resets it, and the
-            # response could be lost.
-            self._last = True
-            self.resume()
-            self._loop.call_later(LINGER_S, self._transport.close)
-        elif self._last:
-            self._transport.close()
+        self.exchange = None
+        if self._open:
+            self._open = False
+            self._ending = bool(self._unsent)
+            if not self._unsent:
+                self._end()
 
     def respond(self, status: int, headers: Headers, body: bytes) -> None:
         """Write a whole response, possibly before the request is read completely."""
-        if self._receiving:
-            self._last = True
         self.start(status, headers, len(body))
         self.write(body)
         self.finish()
 
     def refuse(self, error: ClientError) -> None:
-        self.respond(error.status, error.headers, error.body(self._target))
+        self.respond(error.status, error.headers, error.body(self.target))
 
-    def abort(self) -> None:
+    def abort(self, code: int = frames.INTERNAL_ERROR) -> None:
         """Abort the response, so that the client detects that it is incomplete."""
-        self._exchange = None
-        self._transport.abort()
+        self.exchange = None
+        self._unsent.clear()
+        if self._open:
+            self._open = False
+            self._connection.reset(self._number, code)
 
     def pause(self) -> None:
         """Read no more of the request's body for now."""
-        if not self._transport.is_closing():
-            self._transport.pause_reading()
+        self._paused = True
 
     def resume(self) -> None:
-        if not self._transport.is_closing():
-            self._transport.resume_reading()
+        self._paused = False
+        self._acknowledge()
 
-    # Called by the event loop.
+    # Called by the connection.
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
-        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-        self._transport = transport
-        self._opened(self)
+    def begin(self, exchange: Exchange, request: Request) -> None:
+        """Begin the exchange. A length of 0 means that there is no body."""
+        self.exchange = exchange
+        self._left = request.length
+        self._is_head = request.method == b"HEAD"
+        exchange.begin()
 
-    def data_received(self, data: bytes) -> None:
-        try:
-            self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            if isinstance(error, httptools.HttpParserCallbackError):
-                _log.exception("a request is given up")
-            elif not self.busy and not self._transport.is_closing():
-                # Envoy checks heads before, but permits more in HTTP/2, such as arbitrary methods.
-                body = _UNREADABLE.body(b"")
-                length = (b"content-length", b"%d" % len(body))
-                self._transport.write(response_head(400, [*_UNREADABLE.headers, length]) + body)
-                self._transport.close()
-                return
-            self._leave()
-            self._transport.abort()
+    def body(self, data: bytes, size: int) -> None:
+        """Takes a part of the request's body. Args: size: bytes that it takes of the window.
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._closed(self)
-        self._leave()
+        Raises:
+            Violation: it may not come.
+        """
+        self._taken += size
+        if not self._receiving or self._taken > WINDOW_BYTES:
+            raise frames.Violation(frames.FLOW_CONTROL_ERROR, "more of a body than may come")
+        if self._left is not None:
+            self._left -= len(data)
+        if self.exchange is None:
+            return
+        if self._left is not None and self._left < 0:
+            self.broken()
+        elif data:
+            self.exchange.body(data)
+            self._acknowledge()
 
-    def _leave(self) -> None:
-        exchange, self._exchange = self._exchange, None
+    def body_ended(self) -> None:
+        self._receiving = False
+        if self._left:
+            self.broken()
+        elif self.exchange is not None:
+            self.exchange.body_ended()
+
+    def broken(self) -> None:
+        """Ends a stream that cannot go on."""
+        exchange = self.exchange
+        self.abort(frames.PROTOCOL_ERROR)
         if exchange is not None:
             exchange.left()
 
-    def pause_writing(self) -> None:
-        if self._exchange is not None:
-            self._exchange.client_writable(now=False)
+    def left(self) -> None:
+        """Ends it where the client or the connection did."""
+        exchange, self.exchange = self.exchange, None
+        self._open = self._ending = False
+        self._unsent.clear()
+        if exchange is not None:
+            exchange.left()
 
-    def resume_writing(self) -> None:
-        if self._exchange is not None:
-            self._exchange.client_writable(now=True)
+    def send(self) -> None:
+        """Sends as much of what was written as the windows permit."""
+        connection = self._connection
+        while self._unsent and (size := min(len(self._unsent), self.window, connection.room)) > 0:
+            part = bytes(self._unsent[:size])
+            del self._unsent[:size]
+            self.window -= size
+            connection.data(self._number, part)
+        if self._unsent:
+            if self.window > 0:
+                connection.wait(self)
+        elif self._ending:
+            self._ending = False
+            self._end()
+        elif self._blocked and self.exchange is not None:
+            self._blocked = False
+            self.exchange.client_writable(now=True)
 
-    # Called by the parser.
+    def _end(self) -> None:
+        self._connection.end(self._number)
+        if self._receiving:
+            # The rest of the request's body is not read.
+            self._connection.reset(self._number, frames.NO_ERROR)
+        else:
+            self._connection.forget(self._number)
 
-    def on_message_begin(self) -> None:
-        if self.busy or self._last:
-            self._leave()
-            self._transport.abort()
-        self._target = b""
-        self._headers = []
-
-    def on_url(self, url: bytes) -> None:
-        self._target += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name.lower(), value))
-
-    def on_headers_complete(self) -> None:
-        if self._transport.is_closing():
-            return
-        length: int | None = 0
-        for name, value in self._headers:
-            if name == b"content-length":
-                length = int(value)
-            elif name == b"transfer-encoding":
-                length = None
-            elif name == b"expect":
-                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        if not self._parser.should_keep_alive():
-            self._last = True
-        # Envoy removes internal headers of clients, and sets the tenant of a verified token.
-        token_tenant = find(self._headers, _JWT_TENANT)
-        headers = passed_on(self._headers)
-        method, now = self._parser.get_method(), self._loop.time()
-        request = Request(method, self._target, headers, length, now, token_tenant)
-        self._receiving = True
-        self._exchange = exchange = self._begin(request, self)
-        exchange.begin()
-
-    def on_body(self, data: bytes) -> None:
-        if self._exchange is not None:
-            self._exchange.body(data)
-
-    def on_message_complete(self) -> None:
-        self._receiving = False
-        if self._exchange is not None:
-            self._exchange.body_ended()
-        elif self._last:
-            self._transport.close()
+    def _acknowledge(self) -> None:
+        if self._receiving and not self._paused and self._taken >= WINDOW_BYTES // 2:
+            self._connection.acknowledge(self._number, self._taken)
+            self._taken = 0
