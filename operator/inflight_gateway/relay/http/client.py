@@ -70,8 +70,8 @@ class Client:
     """
 
     __slots__ = (
-        *("_blocked", "_bodiless", "_connection", "_ending", "_is_head", "_left", "_number", "_open", "_paused"),
-        *("_receiving", "_taken", "_unsent", "exchange", "target", "window"),
+        *("_blocked", "_connection", "_ended", "_ending", "_is_head", "_left", "_number", "_open"),
+        *("_paused", "_receiving", "_taken", "_to_send", "_unsent", "exchange", "target", "window"),
     )
 
     def __init__(self, connection: Connection, number: int, window: int) -> None:
@@ -82,8 +82,11 @@ class Client:
         self.target = b""
         self._left: int | None = None
         """Bytes of the request's body to come; None: not known."""
-        self._is_head = self._bodiless = self._blocked = self._paused = self._ending = False
+        self._is_head = self._blocked = self._paused = self._ending = self._ended = False
         self._receiving = self._open = True
+        self._to_send: int | None = None
+        """Bytes of the response's body to be sent; None: not known. A client that counts them ends with the last one,
+        so the stream does too."""
         self._taken = 0
         """Bytes of the body that the other side was not told to have been taken."""
         self._unsent = bytearray()
@@ -97,20 +100,20 @@ class Client:
 
     def start(self, status: int, headers: Headers, length: int | None) -> None:
         """Write the head of the response. `headers` name no length; `length`: bytes of the body; None: unknown."""
-        self._bodiless = status in (204, 304) or self._is_head
         if length is not None:
             headers = [*headers, (b"content-length", b"%d" % length)]
+        self._to_send = length
+        self._ended = length == 0 or status in (204, 304) or self._is_head
         if self._open:
-            self._connection.head(self._number, status, headers)
+            self._connection.head(self._number, status, headers, ends=self._ended)
 
     def write(self, data: bytes) -> None:
         """Write a part of the body."""
         size = len(data)
-        if not self._open or self._bodiless or not size:
+        if not self._open or self._ended or not size:
             return
         if size <= self.window and size <= self._connection.room and not self._unsent:
-            self.window -= size
-            self._connection.data(self._number, data)
+            self._send_part(data, size)
             return
         self._unsent += data
         self.send()
@@ -208,8 +211,7 @@ class Client:
         while self._unsent and (size := min(len(self._unsent), self.window, connection.room)) > 0:
             part = bytes(self._unsent[:size])
             del self._unsent[:size]
-            self.window -= size
-            connection.data(self._number, part)
+            self._send_part(part, size)
         if self._unsent:
             if self.window > 0:
                 connection.wait(self)
@@ -220,8 +222,16 @@ class Client:
             self._blocked = False
             self.exchange.client_writable(now=True)
 
+    def _send_part(self, part: bytes, size: int) -> None:
+        self.window -= size
+        if self._to_send is not None:
+            self._to_send -= size
+            self._ended = self._to_send <= 0
+        self._connection.data(self._number, part, self._ended)
+
     def _end(self) -> None:
-        self._connection.end(self._number)
+        if not self._ended:
+            self._connection.data(self._number, b"", True)
         if self._receiving:
             # The rest of the request's body is not read.
             self._connection.reset(self._number, frames.NO_ERROR)

@@ -94,25 +94,23 @@ class Connection(asyncio.Protocol):
 
     # Called by the clients.
 
-    def head(self, number: int, status: int, headers: Headers) -> None:
-        """Writes the head of a response."""
+    def head(self, number: int, status: int, headers: Headers, *, ends: bool) -> None:
+        """Writes the head of a response. Args: ends: it has no body."""
         fields = [(b":status", b"%d" % status, False), *((name.lower(), value, False) for name, value in headers)]
         block = self._encoder.encode(fields, False)
-        first, rest = block[: frames.MAX_FRAME_BYTES], block[frames.MAX_FRAME_BYTES :]
-        self._write(frames.frame(frames.HEADERS, 0 if rest else frames.END_HEADERS, number, first))
-        while rest:
-            part, rest = rest[: frames.MAX_FRAME_BYTES], rest[frames.MAX_FRAME_BYTES :]
-            self._write(frames.frame(frames.CONTINUATION, 0 if rest else frames.END_HEADERS, number, part))
+        kind, flags = frames.HEADERS, frames.END_STREAM if ends else 0
+        while len(block) > frames.MAX_FRAME_BYTES:
+            part, block = block[: frames.MAX_FRAME_BYTES], block[frames.MAX_FRAME_BYTES :]
+            self._write(frames.frame(kind, flags, number, part))
+            kind, flags = frames.CONTINUATION, 0
+        self._write(frames.frame(kind, flags | frames.END_HEADERS, number, block))
 
-    def data(self, number: int, data: bytes) -> None:
-        """Writes a part of a body, for which there is `room`."""
+    def data(self, number: int, data: bytes, ends: bool) -> None:
+        """Writes a part of a body, for which there is `room`. Args: ends: it is the last one."""
         size = len(data)
         self._window -= size
         self.room = min(self.room, self._window)
-        self._transport.write(frames.HEAD.pack(size >> 8, size & 255, frames.DATA, 0, number) + data)
-
-    def end(self, number: int) -> None:
-        self._write(frames.frame(frames.DATA, frames.END_STREAM, number))
+        self._transport.write(frames.HEAD.pack(size >> 8, size & 255, frames.DATA, ends, number) + data)
 
     def reset(self, number: int, code: int) -> None:
         """Aborts a stream."""
