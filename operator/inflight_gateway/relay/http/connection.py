@@ -70,6 +70,7 @@ class Connection(asyncio.Protocol):
         self._waiting: dict[Client, None] = {}
         """Those that wait for the window of the connection."""
         self._rest = b""
+        self._out: list[bytes] = []
         self._prefaced = self._full = self._draining = self._last = False
         self._newest = self._taken = 0
         self._head_of: tuple[int, int] | None = None
@@ -110,7 +111,7 @@ class Connection(asyncio.Protocol):
         size = len(data)
         self._window -= size
         self.room = min(self.room, self._window)
-        self._transport.write(frames.HEAD.pack(size >> 8, size & 255, frames.DATA, ends, number) + data)
+        self._write(frames.HEAD.pack(size >> 8, size & 255, frames.DATA, ends, number) + data)
 
     def reset(self, number: int, code: int) -> None:
         """Aborts a stream."""
@@ -131,6 +132,14 @@ class Connection(asyncio.Protocol):
         self._waiting[client] = None
 
     def _write(self, data: bytes) -> None:
+        """Writes with all else of this turn of the loop: each write is a system call here, and one in Envoy."""
+        if not self._out:
+            self._loop.call_soon(self._flush)
+        self._out.append(data)
+
+    def _flush(self) -> None:
+        data = b"".join(self._out)
+        self._out.clear()
         if not self._transport.is_closing():
             self._transport.write(data)
 
@@ -143,7 +152,7 @@ class Connection(asyncio.Protocol):
 
     def _close_last(self) -> None:
         if self._last and not self._clients:
-            self._transport.close()
+            self._loop.call_soon(self._transport.close)
 
     # Called by the event loop.
 
@@ -198,7 +207,7 @@ class Connection(asyncio.Protocol):
             _log.warning("a connection of Envoy is closed: %s", error)
             code = frames.number(self._newest) + frames.number(error.code)
             self._write(frames.frame(frames.GOAWAY, 0, 0, code))
-            self._transport.close()
+            self._loop.call_soon(self._transport.close)
 
     def _take(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         if self._head_of is not None and (kind != frames.CONTINUATION or number != self._head_of[0]):
