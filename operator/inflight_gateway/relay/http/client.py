@@ -74,7 +74,7 @@ class Client:
         *("_paused", "_receiving", "_taken", "_to_send", "_unsent", "exchange", "target", "window"),
     )
 
-    def __init__(self, connection: Connection, number: int, window: int) -> None:
+    def __init__(self, connection: Connection, number: int, window: int, *, receiving: bool) -> None:
         self._connection = connection
         self._number = number
         self.window = window
@@ -83,7 +83,7 @@ class Client:
         self._left: int | None = None
         """Bytes of the request's body to come; None: not known."""
         self._is_head = self._blocked = self._paused = self._ending = self._ended = False
-        self._receiving = self._open = True
+        self._receiving, self._open = receiving, True
         self._to_send: int | None = None
         """Bytes of the response's body to be sent; None: not known. A client that counts them ends with the last one,
         so the stream does too."""

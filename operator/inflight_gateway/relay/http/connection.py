@@ -265,6 +265,8 @@ class Connection(asyncio.Protocol):
         assert self._head_of is not None
         (number, flags), block = self._head_of, self._head
         self._head_of, self._head = None, b""
+        if not block:
+            raise Violation(frames.PROTOCOL_ERROR, "a head without a field")
         try:
             fields = [(name, value) for name, value, _ in self._decoder.decode(block, True)]
         except (HPACKError, OversizedHeaderListError) as error:
@@ -281,7 +283,7 @@ class Connection(asyncio.Protocol):
             self._safely(client, client.body_ended)
 
     def _open(self, number: int, fields: Headers, ends: bool) -> None:
-        self._clients[number] = client = Client(self, number, self._first_window)
+        self._clients[number] = client = Client(self, number, self._first_window, receiving=not ends)
         pseudo = {name: value for name, value in fields if name[:1] == b":"}
         headers = [field for field in fields if field[0][:1] != b":"]
         if b":authority" in pseudo:
