@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from http import HTTPStatus
 
 Headers = list[tuple[bytes, bytes]]
 
 _HOP_BY_HOP = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect")
 )
-"""Headers that are not forwarded: RFC 9110, 7.6.1, and `expect`, which the relay answers."""
-
-_REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
+"""Headers that are not forwarded: RFC 9110, 7.6.1, and `expect`, which Envoy answers."""
 
 
 def end_to_end(headers: Headers) -> Headers:
@@ -42,15 +39,7 @@ def retry_after_seconds(headers: Headers) -> float | None:
 
 
 def request_head(method: bytes, target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    return b"%b %b HTTP/1.1\r\n%b\r\n" % (method, target, _lines(headers))
-
-
-def response_head(status: int, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    return b"HTTP/1.1 %d %b\r\n%b\r\n" % (status, _REASONS.get(status, b""), _lines(headers))
-
-
-def _lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    return b"".join([b"%b: %b\r\n" % header for header in headers])
+    return b"%b %b HTTP/1.1\r\n%b\r\n" % (method, target, b"".join([b"%b: %b\r\n" % header for header in headers]))
 
 
 def chunk(data: bytes) -> bytes:
