@@ -15,6 +15,7 @@ from inflight_gateway.relay.shared import Tuning
 from inflight_gateway.relay.worker import Worker
 from tests.gateway.relay.fake_engine import Do, FakeEngine
 from tests.gateway.relay.fake_picker import FakePicker
+from tests.gateway.relay.front import Front
 
 QUICK = Tuning(
     silence_s=0.3,
@@ -33,12 +34,14 @@ async def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> No
 
 
 class Setup:
-    """A relay between fake engines and a fake picker."""
+    """A relay between fake engines, a fake picker and a stand-in for Envoy. Attributes: socket: for clients.
+    h2_socket: the relay's own."""
 
     def __init__(self, directory: Path, engine: FakeEngine | None = None) -> None:
         self.engine = engine or FakeEngine()
         self.picker = FakePicker(self.engine)
-        self.socket = directory / "relay-0.sock"
+        self.socket, self.h2_socket = directory / "front.sock", directory / "relay-0.sock"
+        self.front = Front(self.h2_socket)
         self.worker: Worker
         self.session: aiohttp.ClientSession
         self._picker_socket = directory / "picker.sock"
@@ -47,13 +50,15 @@ class Setup:
         await self.engine.start(engines)
         await self.picker.start(self._picker_socket)
         self.worker = Worker(self._picker_socket, tuning)
-        await self.worker.start(listen(self.socket))
+        await self.worker.start(listen(self.h2_socket))
         await eventually(lambda: self.shared.catalog.complete)
+        await self.front.start(self.socket)
         self.session = aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(self.socket), limit=0))
         return self
 
     async def stop(self) -> None:
         await self.session.close()
+        await self.front.stop()
         await self.worker.stop(0)
         await self.engine.stop()
         await self.picker.stop()
