@@ -68,6 +68,11 @@ class Setup:
         return self.worker._shared
 
     @property
+    def clients(self):
+        """The relay's streams."""
+        return [client for connection in self.worker._connections for client in connection._clients.values()]
+
+    @property
     def reports(self) -> list[dict]:
         return self.picker.reports
 

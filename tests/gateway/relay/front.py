@@ -145,7 +145,7 @@ class Front:
     def __init__(self, relay: Path) -> None:
         self._path, self._connecting = relay, asyncio.Lock()
         self._relays: list[_Relay] = []
-        self._serving: set[asyncio.Task[None]] = set()
+        self._serving: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def start(self, socket: Path) -> Self:
         self._server = await asyncio.start_unix_server(self._serve, str(socket))
@@ -153,11 +153,9 @@ class Front:
 
     async def stop(self) -> None:
         self._server.close()
-        for task in self._serving:
-            task.cancel()
-        await asyncio.gather(*self._serving, return_exceptions=True)
-        for relay in self._relays:
-            relay.transport.abort()
+        for end in [*self._relays, *self._serving.values()]:
+            end.transport.abort()
+        await asyncio.gather(*self._serving)
 
     async def _relay(self) -> _Relay:
         async with self._connecting:
@@ -169,7 +167,7 @@ class Front:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        self._serving.add(task)
+        self._serving[task] = writer
         # What is drained is the kernel's: the rest counts for the relay.
         writer.transport.set_write_buffer_limits(high=0)
         try:
@@ -179,7 +177,7 @@ class Front:
         except (EOFError, OSError):
             pass
         finally:
-            self._serving.discard(task)
+            del self._serving[task]
             writer.transport.abort()
 
     async def _exchange(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:

@@ -324,7 +324,7 @@ async def test_long_answers_take_the_memory_of_what_their_clients_have_not_read(
         assert (await clients[-1][0].readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
     await asyncio.sleep(0.3)
     assert kept.size < 8 * 2**20
-    unsent = sum(client.unsent_bytes for client in relay.worker._connections)
+    unsent = sum(client.unsent_bytes for client in relay.clients)
     assert unsent < 16 * 2**20
     for _, writer in clients:
         writer.transport.abort()

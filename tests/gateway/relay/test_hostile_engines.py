@@ -110,7 +110,7 @@ async def test_a_whole_answer_counts_until_its_client_has_read_it(relay):
     writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: svc.ns\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
     await reader.readuntil(b"\r\n\r\n")
     await asyncio.sleep(0.1)
-    (client,) = relay.worker._connections
+    (client,) = relay.clients
     assert client.unsent_bytes < 256 * KIB
     assert kept.size > size / 2
     assert relay.reports == []
@@ -127,7 +127,7 @@ async def test_unsent_data_of_slow_clients_count(relay):
     _, writer = await asyncio.open_unix_connection(str(relay.socket), limit=2**10)
     writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: svc.ns\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
     await eventually(lambda: relay.shared.kept.size > 0)
-    (client,) = relay.worker._connections
+    (client,) = relay.clients
     await asyncio.sleep(0.2)
     assert client.unsent_bytes < 300 * KIB
     assert relay.shared.kept.size < 400 * KIB

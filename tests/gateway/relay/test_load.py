@@ -42,8 +42,8 @@ async def test_a_slow_client_holds_the_engine_back_and_gets_everything(make, los
     writer.write(head + body)
     await reader.readuntil(b"\r\n\r\n")
     await asyncio.sleep(1.0)  # longer than the silence after which an engine is given up
-    (client,) = relay.worker._connections
-    assert client._transport.get_write_buffer_size() < 2**20
+    (client,) = relay.clients
+    assert client.unsent_bytes < 2**20
     assert len(relay.engine.seen) == 1
     received = b""
     async with asyncio.timeout(60):
