@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from http.client import responses
 from pathlib import Path
+from socket import SOMAXCONN
 from typing import Self
 
 from h2.config import H2Configuration
@@ -148,7 +149,7 @@ class Front:
         self._serving: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def start(self, socket: Path) -> Self:
-        self._server = await asyncio.start_unix_server(self._serve, str(socket))
+        self._server = await asyncio.start_unix_server(self._serve, str(socket), backlog=SOMAXCONN)
         return self
 
     async def stop(self) -> None:
