@@ -91,6 +91,7 @@ async def test_connections_that_wait_when_a_worker_is_killed_are_its_successors(
     (worker,) = program.workers()
     os.kill(worker, signal.SIGSTOP)
     reader, writer = await ask(relay.socket)
+    await eventually(lambda: relay.front._relays)
     os.kill(worker, signal.SIGKILL)
     answer = await asyncio.wait_for(reader.readuntil(b"data: [DONE]"), 60)
     assert answer.startswith(b"HTTP/1.1 200 ")
