@@ -9,24 +9,16 @@ from pathlib import Path
 from socket import SOMAXCONN
 from typing import Self
 
+from h2 import events
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
-from h2.events import (
-    ConnectionTerminated,
-    DataReceived,
-    RemoteSettingsChanged,
-    ResponseReceived,
-    StreamEnded,
-    StreamReset,
-    WindowUpdated,
-)
 from hyperframe.frame import GoAwayFrame
 
 _OF_A_CONNECTION = {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade", b"te"}
 _NOT_PASSED_ON = _OF_A_CONNECTION | {b"host", b"expect"}
 _WINDOW_BYTES = 2**30
-"""Of the connection: streams whose clients do not read keep up to 64 KiB of it each."""
+"""Window of a connection. Streams whose clients do not read keep up to 64 KiB of it each."""
 _LINGER_S = 2.0
 """Seconds for which the rest of a request is read after an early answer: closing with unread data would reset."""
 
@@ -35,7 +27,7 @@ class _H2Connection(H2Connection):
     """Streams go on after a GOAWAY: h2's own state machine ends with it."""
 
     def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list, list]:
-        event = ConnectionTerminated()
+        event = events.ConnectionTerminated()
         event.last_stream_id = frame.last_stream_id
         return [], [event]
 
@@ -79,17 +71,17 @@ class _Stream:
         self._relay.flush()
 
     def happened(self, event: object) -> None:
-        if event is None or isinstance(event, StreamReset):
+        if event is None or isinstance(event, events.StreamReset):
             self.open = False
             self.window.set()
-        elif isinstance(event, StreamEnded):
+        elif isinstance(event, events.StreamEnded):
             self.open = not self.sent
         self.events.put_nowait(event)
 
     def leave(self) -> None:
         """Is done with it; the relay is told unless both sides have ended."""
         if self.open and not self._relay.lost:
-            self._h2.reset_stream(self._id, ErrorCodes.CANCEL)
+            self._h2.reset_stream(self._id, ErrorCodes.INTERNAL_ERROR)  # Envoy's code, also of clients that leave
         self._relay.forget(self._id)
 
 
@@ -111,12 +103,12 @@ class _Relay(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         for event in self.h2.receive_data(data):
             stream = self.streams.get(getattr(event, "stream_id", 0))
-            if isinstance(event, ConnectionTerminated):
+            if isinstance(event, events.ConnectionTerminated):
                 self.usable = False
                 for number, each in self.streams.items():
                     if number > event.last_stream_id:
                         each.happened(None)
-            elif isinstance(event, (WindowUpdated, RemoteSettingsChanged)):
+            elif isinstance(event, (events.WindowUpdated, events.RemoteSettingsChanged)):
                 for each in self.streams.values():
                     each.window.set()
             elif stream is not None:
@@ -135,9 +127,8 @@ class _Relay(asyncio.Protocol):
             self.transport.close()
 
     def flush(self) -> None:
-        if data := self.h2.data_to_send():
-            if not self.transport.is_closing():
-                self.transport.write(data)
+        if (data := self.h2.data_to_send()) and not self.transport.is_closing():
+            self.transport.write(data)
 
 
 class Front:
@@ -249,7 +240,7 @@ async def _answer(stream: _Stream, writer: asyncio.StreamWriter, method: bytes, 
     chunked = False
     while True:
         match await stream.events.get():
-            case ResponseReceived(headers=headers, stream_ended=ended):
+            case events.ResponseReceived(headers=headers, stream_ended=ended):
                 (_, status), *fields = headers
                 if method != b"HEAD" and status not in (b"204", b"304") and b"content-length" not in dict(fields):
                     chunked = ended is None
@@ -261,14 +252,14 @@ async def _answer(stream: _Stream, writer: asyncio.StreamWriter, method: bytes, 
                 lines = [b"HTTP/1.1 %b %b" % (status, responses.get(int(status), "").encode())]
                 lines += [b"%b: %b" % field for field in fields]
                 writer.write(b"\r\n".join(lines) + b"\r\n\r\n")
-            case DataReceived(data=data, flow_controlled_length=size):
+            case events.DataReceived(data=data, flow_controlled_length=size):
                 if data:
                     writer.write(b"%x\r\n%b\r\n" % (len(data), data) if chunked else data)
                     await writer.drain()
                 stream.acknowledge(size)
-            case StreamEnded():
+            case events.StreamEnded():
                 writer.write(b"0\r\n\r\n" if chunked else b"")
                 await writer.drain()
                 return last
-            case None | StreamReset():
+            case None | events.StreamReset():
                 raise ConnectionResetError
