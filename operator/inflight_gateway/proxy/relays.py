@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from inflight_gateway.proxy.overload import BUFFER_BYTES
 from inflight_gateway.proxy.resources import Json, extension, pipe, typed
-from inflight_gateway.relay.http.connection import MAX_STREAMS
 from inflight_gateway.settings import Sockets
 
 _NAME = "relays"
@@ -17,10 +16,11 @@ MAX_KEPT_BYTES = 2**20
 sent to one relay only. Relays keep whole bodies, and bound their sum."""
 
 UNLIMITED = 1_000_000
-"""Envoy's circuit breakers default to 1024 requests; the relays and the picker's queue bound them here."""
+"""Envoy's circuit breakers and its connections default to 1024 requests; the relays and the picker's queue bound them
+here."""
 
 _HTTP2: Json = {
-    "max_concurrent_streams": MAX_STREAMS,
+    "max_concurrent_streams": UNLIMITED,
     # What Envoy keeps of an answer whose client does not read. One that does must not wait for those that do not.
     "initial_stream_window_size": 2**16 - 1,
     "initial_connection_window_size": 2**31 - 1,

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from inflight_base.http.heads import Headers
 from inflight_gateway.relay.http import frames
 from inflight_gateway.relay.http.errors import ClientError
-
-if TYPE_CHECKING:
-    from inflight_gateway.relay.http.connection import Connection
 
 WRITE_BUFFER_BYTES = 64 * 2**10
 """Bytes buffered for a client that does not read, before reading of its response is paused."""
@@ -60,6 +57,32 @@ class Exchange(Protocol):
         """Pause or resume writing of the response."""
 
 
+class Sender(Protocol):
+    """A connection, as its streams use it."""
+
+    @property
+    def room(self) -> int:
+        """Most bytes of a part that may be sent now."""
+
+    def head(self, number: int, status: int, headers: Headers, *, ends: bool) -> None:
+        """Writes the head of a response. Args: ends: it has no body."""
+
+    def data(self, number: int, data: bytes, *, ends: bool) -> None:
+        """Writes a part of a body, for which there is `room`. Args: ends: it is the last one."""
+
+    def reset(self, number: int, code: int) -> None:
+        """Aborts a stream."""
+
+    def forget(self, number: int) -> None:
+        """Drops a stream that has ended in both directions."""
+
+    def acknowledge(self, number: int, size: int) -> None:
+        """Lets more of a body come."""
+
+    def wait(self, client: Client) -> None:
+        """Notes a client that sends once there is room."""
+
+
 class Client:
     """A stream: a request and its response.
 
@@ -74,7 +97,7 @@ class Client:
         *("_paused", "_receiving", "_taken", "_to_send", "_unsent", "exchange", "target", "window"),
     )
 
-    def __init__(self, connection: Connection, number: int, window: int, *, receiving: bool) -> None:
+    def __init__(self, connection: Sender, number: int, window: int, *, receiving: bool) -> None:
         self._connection = connection
         self._number = number
         self.window = window
@@ -227,11 +250,11 @@ class Client:
         if self._to_send is not None:
             self._to_send -= size
             self._ended = self._to_send <= 0
-        self._connection.data(self._number, part, self._ended)
+        self._connection.data(self._number, part, ends=self._ended)
 
     def _end(self) -> None:
         if not self._ended:
-            self._connection.data(self._number, b"", True)
+            self._connection.data(self._number, b"", ends=True)
         if self._receiving:
             # The rest of the request's body is not read.
             self._connection.reset(self._number, frames.NO_ERROR)

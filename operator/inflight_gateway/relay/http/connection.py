@@ -34,7 +34,7 @@ _UNREADABLE = ClientError(400, "the head of the request cannot be read as HTTP",
 _METHODS = frozenset(method.encode() for method in HTTPMethod)
 
 _BAD = re.compile(rb"[\r\n\0]")
-"""What would end a line of the head that an engine gets. Envoy refuses it before."""
+"""Ends of a line in the head that an engine gets. Envoy refuses them before."""
 
 _BAD_TARGET = re.compile(rb"[\0-\x20\x7f]")
 
@@ -68,7 +68,7 @@ class Connection(asyncio.Protocol):
         self._decoder, self._encoder = Decoder(MAX_HEAD_BYTES), Encoder()
         self._clients: dict[int, Client] = {}
         self._waiting: dict[Client, None] = {}
-        """Those that wait for the window of the connection."""
+        """Clients that wait for the window of the connection."""
         self._rest = b""
         self._out: list[bytes] = []
         self._prefaced = self._full = self._draining = self._last = False
@@ -93,10 +93,9 @@ class Connection(asyncio.Protocol):
         """Abort all requests."""
         self._transport.abort()
 
-    # Called by the clients.
+    # Called by the clients, see `Sender`.
 
     def head(self, number: int, status: int, headers: Headers, *, ends: bool) -> None:
-        """Writes the head of a response. Args: ends: it has no body."""
         fields = [(b":status", b"%d" % status, False), *((name.lower(), value, False) for name, value in headers)]
         block = self._encoder.encode(fields, False)
         kind, flags = frames.HEADERS, frames.END_STREAM if ends else 0
@@ -106,29 +105,24 @@ class Connection(asyncio.Protocol):
             kind, flags = frames.CONTINUATION, 0
         self._write(frames.frame(kind, flags | frames.END_HEADERS, number, block))
 
-    def data(self, number: int, data: bytes, ends: bool) -> None:
-        """Writes a part of a body, for which there is `room`. Args: ends: it is the last one."""
+    def data(self, number: int, data: bytes, *, ends: bool) -> None:
         size = len(data)
         self._window -= size
         self.room = min(self.room, self._window)
         self._write(frames.HEAD.pack(size >> 8, size & 255, frames.DATA, ends, number) + data)
 
     def reset(self, number: int, code: int) -> None:
-        """Aborts a stream."""
         self._write(frames.frame(frames.RST_STREAM, 0, number, frames.number(code)))
         self.forget(number)
 
     def forget(self, number: int) -> None:
-        """Drops a stream that has ended in both directions."""
         self._clients.pop(number, None)
         self._close_last()
 
     def acknowledge(self, number: int, size: int) -> None:
-        """Lets more of a body come."""
         self._write(frames.frame(frames.WINDOW_UPDATE, 0, number, frames.number(size)))
 
     def wait(self, client: Client) -> None:
-        """Notes a client that sends once there is room."""
         self._waiting[client] = None
 
     def _write(self, data: bytes) -> None:

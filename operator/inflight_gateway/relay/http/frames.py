@@ -7,7 +7,7 @@ from struct import Struct
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 HEAD = Struct("!HBBBI")
-"""Of a frame: its length in 16 and 8 bits, type, flags, stream."""
+"""Head of a frame: the upper 16 and the lower 8 bits of its length, type, flags, stream."""
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 

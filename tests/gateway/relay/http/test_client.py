@@ -1,14 +1,13 @@
-"""The connection to Envoy, and what clients send beside their requests."""
+"""Requests of clients as the relay takes them: headers, bounds of bodies, ids."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 
 import pytest
 
 from tests.gateway.relay.fake_engine import Do
-from tests.gateway.relay.test_continue import STREAM, WHOLE
+from tests.gateway.relay.test_continue import STREAM
 
 
 async def raw(relay, data: bytes, end: bytes | None = None) -> bytes:
@@ -56,27 +55,6 @@ async def test_an_early_response_reaches_a_client_that_still_sends(relay):
     writer.close()
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"nonsense\r\n\r\n",
-        b"GET / HTTP/1.1\r\ncontent-length: x\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\nzz",
-        b"GET / HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\nabc",
-        b"GET /a HTTP/1.1\r\nhost: a\r\n\r\nGET /b HTTP/1.1\r\nhost: a\r\n\r\n",
-    ],
-)
-async def test_what_envoy_would_not_send_closes_the_connection(relay, data, caplog):
-    assert (await raw(relay, data)).count(b"HTTP/1.1 200") <= 1
-    assert (await relay.post(WHOLE))[0] == 200
-    assert "Traceback" not in caplog.text
-
-
-async def test_a_client_that_waits_for_100_continue_gets_it(relay):
-    head = b"POST /tokenize HTTP/1.1\r\nhost: svc.ns\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n"
-    assert await raw(relay, head, b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-
-
 @pytest.mark.parametrize("given", ["über-1", "a b", "x" * 129])
 async def test_a_request_id_that_cannot_be_signed_is_replaced(relay, given):
     """Gateway and engine would read its bytes differently, and reports would fit no request."""
@@ -107,11 +85,4 @@ async def test_requests_with_one_x_request_id_have_an_id_of_their_own_at_all_att
 async def test_a_body_that_the_gateway_cannot_read_is_refused(relay, body):
     async with relay.session.post("http://svc.ns/v1/completions", data=body) as response:
         assert response.status == 400
-    assert relay.engine.seen == []
-
-
-async def test_a_head_that_is_no_http1_gets_a_400(relay):
-    answer = await raw(relay, b"foo /v1/models HTTP/1.1\r\nhost: a\r\n\r\n")
-    assert answer.startswith(b"HTTP/1.1 400 ")
-    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "malformed_request"
     assert relay.engine.seen == []

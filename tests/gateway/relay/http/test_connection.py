@@ -248,7 +248,7 @@ async def test_a_response_before_the_end_of_its_request_is_whole_and_the_rest_is
 
 @pytest.mark.parametrize("sent", [b"xyz", b"xyzuvw"], ids=["shorter", "longer"])
 async def test_a_body_that_is_not_as_long_as_it_says_ends_its_stream_alone(sent):
-    """What is longer would be another request for the engine."""
+    """Else the rest would be another request for the engine."""
     wire = Wire()
     await wire.turn()
     await wire.raw(
