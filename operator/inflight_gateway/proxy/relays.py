@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from inflight_gateway.proxy.overload import BUFFER_BYTES
 from inflight_gateway.proxy.resources import Json, extension, pipe, typed
 from inflight_gateway.settings import Sockets
 
@@ -14,6 +13,10 @@ LONGEST_SILENCE = "3600s"
 MAX_KEPT_BYTES = 2**20
 """Most bytes of a request's body that Envoy keeps for another relay until the first one answers; requests with more are
 sent to one relay only. Relays keep whole bodies, and bound their sum."""
+
+BUFFER_BYTES = 4 * 2**20
+"""Bytes that wait for a relay before Envoy reads no more of all clients of the connection: with 32 KiB, a few clients
+that upload let it spend half of its time on switching the reading of others off and on."""
 
 UNLIMITED = 1_000_000
 """Envoy's circuit breakers and its connections default to 1024 requests; the relays and the picker's queue bound them

@@ -140,6 +140,15 @@ class Edge:
         async with Admin(self.sockets.admin) as admin:
             return await admin.ready()
 
+    async def stat(self, name: str) -> int:
+        """Returns a counter of Envoy."""
+        connector = aiohttp.UnixConnector(str(self.sockets.admin))
+        async with (
+            aiohttp.ClientSession(connector=connector) as http,
+            http.get(f"http://admin/stats?filter=^{name}$") as page,
+        ):
+            return int((await page.text()).partition(":")[2])
+
     async def stop(self) -> None:
         if self._process is not None:
             self._process.kill()

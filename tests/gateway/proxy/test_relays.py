@@ -138,3 +138,18 @@ async def test_a_draining_envoy_is_not_ready_and_counts_requests_until_they_end(
 
 async def test_an_envoy_that_is_not_there_is_not_ready(edge):
     assert not await edge.ready()
+
+
+async def test_clients_that_wait_are_left_alone_while_others_upload(edge):
+    """All requests share a connection to the relay. Where it is full, Envoy reads no more of each client."""
+    await edge.start()
+    (relay,) = edge.relays
+    relay.answering.clear()
+    waiting = [asyncio.create_task(posted(edge)) for _ in range(50)]
+    await until(lambda: len(relay.seen) == 50, "50 requests wait")
+    uploads = [asyncio.create_task(posted(edge, LARGE)) for _ in range(20)]
+    await until(lambda: len(relay.seen) == 70, "the uploads are whole", 60)
+    relay.answering.set()
+    assert {status for status, _, _ in await asyncio.gather(*waiting, *uploads)} == {200}
+    # An upload fills its own window of 256 KiB; with the connection's default it is 50 clients each 32 KiB.
+    assert await edge.stat("http.clients.downstream_flow_control_paused_reading_total") < 1000
