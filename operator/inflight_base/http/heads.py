@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 Headers = list[tuple[bytes, bytes]]
 
-_HOP_BY_HOP = frozenset(
+HOP_BY_HOP = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect")
 )
 """Headers that are not forwarded: RFC 9110, 7.6.1, and `expect`, which Envoy answers."""
@@ -14,10 +14,10 @@ _HOP_BY_HOP = frozenset(
 
 def end_to_end(headers: Headers) -> Headers:
     """Returns the headers without hop-by-hop headers."""
-    dropped = _HOP_BY_HOP
+    dropped = HOP_BY_HOP
     connection = find(headers, b"connection")
     if connection is not None and connection.lower() not in (b"close", b"keep-alive"):
-        dropped = _HOP_BY_HOP | {name.strip().lower() for name in connection.split(b",")}
+        dropped = HOP_BY_HOP | {name.strip().lower() for name in connection.split(b",")}
     return [header for header in headers if header[0] not in dropped]
 
 

@@ -5,7 +5,7 @@ Clients cannot set them, but for `REQUEST_ID`: Envoy removes `x-inflight-*` and 
 
 from __future__ import annotations
 
-from inflight_base.http.heads import Headers, end_to_end
+from inflight_base.http.heads import HOP_BY_HOP, Headers, end_to_end
 from inflight_contract.channels import CHANNEL_HEADER
 
 REQUEST_ID = "x-request-id"
@@ -36,13 +36,31 @@ INTERNAL = (DESTINATION, PROGRESS, TENANT, SIGNATURE, TENANT_SIGNATURE_V1, CHANN
 
 _NOT_PASSED_ON = frozenset((b"content-length", *(name.encode() for name in INTERNAL)))
 
+_OWN = _NOT_PASSED_ON | HOP_BY_HOP
 
-def passed_on(headers: Headers) -> Headers:
-    """Returns the headers without hop-by-hop and internal ones, and without the length of the body."""
-    return [header for header in end_to_end(headers) if header[0] not in _NOT_PASSED_ON]
+Fields = list[tuple[bytes, bytes, bool]]
+"""Head of an HTTP/2 message: names, values, and whether these are secret."""
+
+
+def split(fields: Fields) -> tuple[dict[bytes, bytes], Headers]:
+    """Returns what the head of a request from Envoy says to the relay, and the headers for an engine."""
+    own: dict[bytes, bytes] = {}
+    headers = []
+    for name, value, _ in fields:
+        if name in _OWN or name[:1] == b":":
+            own.setdefault(name, value)
+        else:
+            headers.append((name, value))
+    if b":authority" in own:
+        headers.append((b"host", own[b":authority"]))
+    return own, headers
 
 
 def of_answer(headers: Headers) -> Headers:
-    """Returns the headers of an engine's response that clients get, but its length. Which pages of other origins may
-    read it is the gateway's to say: vLLM permits all."""
-    return [header for header in passed_on(headers) if not header[0].startswith(b"access-control-")]
+    """Returns the headers of an engine's response that clients get: end-to-end ones, without internal ones and the
+    length. Which pages of other origins may read it is the gateway's to say: vLLM permits all."""
+    return [
+        header
+        for header in end_to_end(headers)
+        if header[0] not in _NOT_PASSED_ON and not header[0].startswith(b"access-control-")
+    ]

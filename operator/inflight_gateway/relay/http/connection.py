@@ -7,16 +7,17 @@ import logging
 import re
 from collections.abc import Callable
 from http import HTTPMethod
-from typing import TypeVarTuple, cast
+from itertools import chain
+from typing import cast
 
 from jh2._hazmat import Decoder, Encoder, HPACKError, OversizedHeaderListError
 
-from inflight_base.http.heads import Headers, find
+from inflight_base.http.heads import Headers
 from inflight_gateway.relay.http import frames
 from inflight_gateway.relay.http.client import WINDOW_BYTES, Client, Exchange, Request
 from inflight_gateway.relay.http.errors import ClientError
 from inflight_gateway.relay.http.frames import Violation
-from inflight_gateway.request.headers import JWT_TENANT, passed_on
+from inflight_gateway.request.headers import JWT_TENANT, Fields, split
 
 _log = logging.getLogger(__name__)
 
@@ -39,8 +40,6 @@ _BAD = re.compile(rb"[\r\n\0]")
 _BAD_TARGET = re.compile(rb"[\0-\x20\x7f]")
 
 _JWT_TENANT = JWT_TENANT.encode()
-
-_Given = TypeVarTuple("_Given")
 
 
 class Connection(asyncio.Protocol):
@@ -142,7 +141,7 @@ class Connection(asyncio.Protocol):
         if self.room:
             waiting, self._waiting = self._waiting, {}
             for client in waiting:
-                self._safely(client, client.send)
+                self._let_send(client)
 
     def _close_last(self) -> None:
         if self._last and not self._clients:
@@ -195,7 +194,12 @@ class Connection(asyncio.Protocol):
                 if end > size:
                     break
                 at = end
-                self._take(kind, flags, number & frames.LAST_STREAM, data[begin:end])
+                try:
+                    self._take(kind, flags, number & frames.LAST_STREAM, data[begin:end])
+                except Violation:
+                    raise
+                except Exception:
+                    self._give_up(self._clients.get(number & frames.LAST_STREAM))
             self._rest = data[at:]
         except Violation as error:
             _log.warning("a connection of Envoy is closed: %s", error)
@@ -221,7 +225,7 @@ class Connection(asyncio.Protocol):
         elif kind == frames.RST_STREAM:
             client = self._clients.pop(number, None)
             if client is not None:
-                self._safely(client, client.left)
+                client.left()
                 self._close_last()
         elif kind == frames.SETTINGS:
             if not flags & frames.ACK:
@@ -244,13 +248,12 @@ class Connection(asyncio.Protocol):
         if number > self._newest or not number:
             raise Violation(frames.PROTOCOL_ERROR, "data of a stream that has not begun")
         client = self._clients.get(number)
-        if client is None:
-            return
-        if size:
-            data = frames.content(flags & frames.PADDED, payload)
-            self._safely(client, client.body, data, size)
-        if flags & frames.END_STREAM and number in self._clients:
-            self._safely(client, client.body_ended)
+        if client is not None:
+            if size:
+                client.body(frames.content(flags, payload) if flags & frames.PADDED else payload, size)
+            # The body may have ended its stream.
+            if flags & frames.END_STREAM and number in self._clients:
+                client.body_ended()
 
     def _take_head(self, flags: int) -> None:
         """Takes a head, if it is complete."""
@@ -262,7 +265,7 @@ class Connection(asyncio.Protocol):
         if not block:
             raise Violation(frames.PROTOCOL_ERROR, "a head without a field")
         try:
-            fields = [(name, value) for name, value, _ in self._decoder.decode(block, True)]
+            fields = self._decoder.decode(block, True)
         except (HPACKError, OversizedHeaderListError) as error:
             raise Violation(frames.COMPRESSION_ERROR, f"a head that cannot be read: {error}") from None
         ends = bool(flags & frames.END_STREAM)
@@ -270,36 +273,28 @@ class Connection(asyncio.Protocol):
             if not number % 2:
                 raise Violation(frames.PROTOCOL_ERROR, "a stream with an even number")
             self._newest = number
-            self._open(number, cast(Headers, fields), ends)
+            self._open(number, cast(Fields, fields), ends)
         elif (client := self._clients.get(number)) is not None:
             if not ends:
                 raise Violation(frames.PROTOCOL_ERROR, "trailers that do not end their stream")
-            self._safely(client, client.body_ended)
+            client.body_ended()
 
-    def _open(self, number: int, fields: Headers, ends: bool) -> None:
+    def _open(self, number: int, fields: Fields, ends: bool) -> None:
         self._clients[number] = client = Client(self, number, self._first_window, receiving=not ends)
-        pseudo = {name: value for name, value in fields if name[:1] == b":"}
-        headers = [field for field in fields if field[0][:1] != b":"]
-        if b":authority" in pseudo:
-            headers.append((b"host", pseudo[b":authority"]))
-        method, target = pseudo.get(b":method", b""), pseudo.get(b":path", b"")
-        length = find(headers, b"content-length")
-        readable = length is None or length.isdigit()
-        if not readable or method not in _METHODS or not target or _BAD_TARGET.search(target) or _bad(headers):
+        own, headers = split(fields)
+        method, target, length = own.get(b":method", b""), own.get(b":path", b""), own.get(b"content-length")
+        readable = method in _METHODS and target and not _BAD_TARGET.search(target)
+        if not readable or (length and not length.isdigit()) or _BAD.search(b"".join(chain.from_iterable(headers))):
             # Envoy checks heads before, but permits more, such as arbitrary methods.
             client.refuse(_UNREADABLE)
             return
         client.target = target
+        size = 0 if ends else int(length) if length else None
         # Envoy removes internal headers of clients, and sets the tenant of a verified token.
-        tenant, passed = find(headers, _JWT_TENANT), passed_on(headers)
-        size = 0 if ends else None if length is None else int(length)
-        request = Request(method, target, passed, size, self._loop.time(), tenant)
-        self._safely(client, self._begin_one, client, request)
-        if ends and number in self._clients:
-            self._safely(client, client.body_ended)
-
-    def _begin_one(self, client: Client, request: Request) -> None:
+        request = Request(method, target, headers, size, self._loop.time(), own.get(_JWT_TENANT))
         client.begin(self._begin(request, client), request)
+        if ends and number in self._clients:
+            client.body_ended()
 
     def _take_window(self, number: int, size: int) -> None:
         if not number:
@@ -307,7 +302,7 @@ class Connection(asyncio.Protocol):
             self._make_room()
         elif (client := self._clients.get(number)) is not None:
             client.window += size
-            self._safely(client, client.send)
+            self._let_send(client)
 
     def _take_settings(self, payload: bytes) -> None:
         for name, value in frames.settings_of(payload):
@@ -317,19 +312,17 @@ class Connection(asyncio.Protocol):
                 more, self._first_window = value - self._first_window, value
                 for client in [*self._clients.values()]:
                     client.window += more
-                    self._safely(client, client.send)
+                    self._let_send(client)
         self._write(frames.frame(frames.SETTINGS, frames.ACK, 0))
 
-    def _safely(self, client: Client, call: Callable[[*_Given], None], *given: *_Given) -> None:
-        """Calls for a client, whose fault ends its own stream alone."""
+    def _let_send(self, client: Client) -> None:
         try:
-            call(*given)
-        except Violation:
-            raise
+            client.send()
         except Exception:
-            _log.exception("a request is given up")
+            self._give_up(client)
+
+    def _give_up(self, client: Client | None) -> None:
+        """Ends the stream alone whose exchange has failed."""
+        _log.exception("a request is given up")
+        if client is not None:
             client.broken()
-
-
-def _bad(headers: Headers) -> bool:
-    return _BAD.search(b"".join([name + value for name, value in headers])) is not None
