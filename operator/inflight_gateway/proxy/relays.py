@@ -24,7 +24,7 @@ here."""
 
 _HTTP2: Json = {
     "max_concurrent_streams": UNLIMITED,
-    # What Envoy keeps of an answer whose client does not read. One that does must not wait for those that do not.
+    # Envoy keeps so much of an answer whose client does not read. No client waits for another one that does not read.
     "initial_stream_window_size": 2**16 - 1,
     "initial_connection_window_size": 2**31 - 1,
     # A bad head of one answer must not end the others.
@@ -89,7 +89,12 @@ def cluster(sockets: Sockets, count: int) -> Json:
             ]
         },
         "typed_extension_protocol_options": {
-            options: typed(options, explicit_http_config={"http2_protocol_options": _HTTP2})
+            options: typed(
+                options,
+                # More than an engine may send, so that Envoy refuses no answer: it would ask for it again.
+                common_http_protocol_options={"max_headers_count": 200, "max_response_headers_kb": 96},
+                explicit_http_config={"http2_protocol_options": _HTTP2},
+            )
         },
         "load_assignment": {
             "cluster_name": _NAME,

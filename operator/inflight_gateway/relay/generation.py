@@ -382,6 +382,9 @@ class Generation:
         """Ends the stream, which is complete."""
         assert self._attempt is not None
         self._delivery.send(now)
+        if not self._delivery.started:  # the end alone, which Anthropic's streams do not show
+            self._garbled()
+            return
         self._attempt.read_rest()
         self._end()
         self._client.finish()

@@ -91,8 +91,8 @@ class Worker:
         with contextlib.suppress(TimeoutError):
             if self._connections:
                 await asyncio.wait_for(self._none_open.wait(), seconds)
-        if self._connections:
-            _log.warning("%d requests did not end within %g s and are broken off", len(self._connections), seconds)
+        if number := sum(connection.num_requests for connection in self._connections):
+            _log.warning("%d requests did not end within %g s and are broken off", number, seconds)
         for connection in [*self._connections]:
             connection.close()
         self._shared.channels.close()

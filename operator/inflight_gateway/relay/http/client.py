@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,11 +10,16 @@ from inflight_base.http.heads import Headers
 from inflight_gateway.relay.http import frames
 from inflight_gateway.relay.http.errors import ClientError
 
+_log = logging.getLogger(__name__)
+
 WRITE_BUFFER_BYTES = 64 * 2**10
 """Bytes buffered for a client that does not read, before reading of its response is paused."""
 
 WINDOW_BYTES = 256 * 2**10
 """Bytes of a request's body that may come before the relay has taken them."""
+
+_FAILED = ClientError(500, "the gateway failed to answer this request", "gateway_failed")
+_OTHER_LENGTH = ClientError(400, "the body is not as long as its content-length says", "malformed_request")
 
 
 @dataclass(slots=True)
@@ -74,7 +80,7 @@ class Sender(Protocol):
         """Aborts a stream."""
 
     def forget(self, number: int) -> None:
-        """Drops a stream that has ended in both directions."""
+        """Drops a stream, which is over."""
 
     def acknowledge(self, number: int, size: int) -> None:
         """Lets more of a body come."""
@@ -84,7 +90,8 @@ class Sender(Protocol):
 
 
 class Client:
-    """A stream: a request and its response.
+    """A stream: a request and its response. Whatever its exchange does, the other streams of the connection go on:
+    frames leave in an order that HTTP/2 permits, and what has no head yet is answered with an error.
 
     Attributes:
         exchange: receiver of events; None: the response is complete, or aborted.
@@ -94,7 +101,7 @@ class Client:
 
     __slots__ = (
         *("_blocked", "_connection", "_ended", "_ending", "_is_head", "_left", "_number", "_open"),
-        *("_paused", "_receiving", "_taken", "_to_send", "_unsent", "exchange", "target", "window"),
+        *("_paused", "_receiving", "_started", "_taken", "_to_send", "_unsent", "exchange", "target", "window"),
     )
 
     def __init__(self, connection: Sender, number: int, window: int, *, receiving: bool) -> None:
@@ -105,7 +112,7 @@ class Client:
         self.target = b""
         self._left: int | None = None
         """Bytes of the request's body to come; None: not known."""
-        self._is_head = self._blocked = self._paused = self._ending = self._ended = False
+        self._is_head = self._blocked = self._paused = self._started = self._ending = self._ended = False
         self._receiving, self._open = receiving, True
         self._to_send: int | None = None
         """Bytes of the response's body to be sent; None: not known. A client that counts them ends with the last one,
@@ -123,18 +130,28 @@ class Client:
 
     def start(self, status: int, headers: Headers, length: int | None) -> None:
         """Write the head of the response. `headers` name no length; `length`: bytes of the body; None: unknown."""
-        if length is not None:
+        if self._started:
+            self.abort()
+        if not self._open:
+            return
+        self._started = True
+        if length is not None and status != 204:
             headers = [*headers, (b"content-length", b"%d" % length)]
         self._to_send = length
         self._ended = length == 0 or status in (204, 304) or self._is_head
-        if self._open:
-            self._connection.head(self._number, status, headers, ends=self._ended)
+        self._connection.head(self._number, status, headers, ends=self._ended)
 
     def write(self, data: bytes) -> None:
         """Write a part of the body."""
         size = len(data)
         if not self._open or self._ended or not size:
             return
+        if not self._started:
+            self.refuse(_FAILED)
+            return
+        if self._to_send is not None and size > self._to_send - len(self._unsent):
+            data = data[: self._to_send - len(self._unsent)]
+            size = len(data)
         if size <= self.window and size <= self._connection.room and not self._unsent:
             self._send_part(data, size)
             return
@@ -146,6 +163,10 @@ class Client:
 
     def finish(self) -> None:
         """End the response, which is complete."""
+        if self._open and not self._started:
+            self.refuse(_FAILED)
+        elif not self._ended and self._to_send is not None and self._to_send > len(self._unsent):
+            self.abort()
         self.exchange = None
         if self._open:
             self._open = False
@@ -166,8 +187,8 @@ class Client:
         """Abort the response, so that the client detects that it is incomplete."""
         self.exchange = None
         self._unsent.clear()
-        if self._open:
-            self._open = False
+        if self._open or self._ending:
+            self._open = self._ending = False
             self._connection.reset(self._number, code)
 
     def pause(self) -> None:
@@ -201,7 +222,7 @@ class Client:
         if self.exchange is None:
             return
         if self._left is not None and self._left < 0:
-            self.broken()
+            self.broken(_OTHER_LENGTH)
         elif data:
             self.exchange.body(data)
             self._acknowledge()
@@ -209,24 +230,25 @@ class Client:
     def body_ended(self) -> None:
         self._receiving = False
         if self._left:
-            self.broken()
+            self.broken(_OTHER_LENGTH)
         elif self.exchange is not None:
             self.exchange.body_ended()
 
-    def broken(self) -> None:
-        """Ends a stream that cannot go on."""
-        exchange = self.exchange
-        self.abort(frames.PROTOCOL_ERROR)
-        if exchange is not None:
-            exchange.left()
+    def broken(self, error: ClientError = _FAILED) -> None:
+        """Ends a stream that cannot go on. A reset before the head would make Envoy send the request again."""
+        exchange, self.exchange = self.exchange, None
+        if self._started:
+            self.abort(frames.PROTOCOL_ERROR)
+        else:
+            self.refuse(error)
+        _tell_left(exchange)
 
     def left(self) -> None:
         """Ends it where the client or the connection did."""
         exchange, self.exchange = self.exchange, None
         self._open = self._ending = False
         self._unsent.clear()
-        if exchange is not None:
-            exchange.left()
+        _tell_left(exchange)
 
     def send(self) -> None:
         """Sends as much of what was written as the windows permit."""
@@ -262,6 +284,14 @@ class Client:
             self._connection.forget(self._number)
 
     def _acknowledge(self) -> None:
-        if self._receiving and not self._paused and self._taken >= WINDOW_BYTES // 2:
+        if self._open and self._receiving and not self._paused and self._taken >= WINDOW_BYTES // 2:
             self._connection.acknowledge(self._number, self._taken)
             self._taken = 0
+
+
+def _tell_left(exchange: Exchange | None) -> None:
+    try:
+        if exchange is not None:
+            exchange.left()
+    except Exception:
+        _log.exception("a request that is over is given up")

@@ -28,7 +28,7 @@ MAX_HEAD_BYTES = 256 * 2**10
 """Most bytes of a request's head as HPACK counts them; Envoy permits less."""
 
 MAX_BUFFER_BYTES = 4 * 2**20
-"""Bytes that Envoy may leave unread before all streams wait."""
+"""Bytes that go out in one turn of the loop, and that Envoy may leave unread, before all streams wait."""
 
 _UNREADABLE = ClientError(400, "the head of the request cannot be read as HTTP", "malformed_request")
 
@@ -70,13 +70,19 @@ class Connection(asyncio.Protocol):
         """Clients that wait for the window of the connection."""
         self._rest = b""
         self._out: list[bytes] = []
-        self._prefaced = self._full = self._draining = self._last = False
+        self._queued = 0
+        """Bytes of bodies in `_out`."""
+        self._prefaced = self._full = self._draining = self._last = self._violated = False
         self._newest = self._taken = 0
         self._head_of: tuple[int, int] | None = None
         """Stream and flags of a head that is not complete."""
         self._head = b""
         self._window = self._first_window = frames.DEFAULT_WINDOW
         self.room = frames.MAX_FRAME_BYTES
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._clients)
 
     def drain(self) -> None:
         """Close after the requests that are on their way."""
@@ -107,7 +113,8 @@ class Connection(asyncio.Protocol):
     def data(self, number: int, data: bytes, *, ends: bool) -> None:
         size = len(data)
         self._window -= size
-        self.room = min(self.room, self._window)
+        self._queued += size
+        self.room = min(self.room, self._window) if self._queued < MAX_BUFFER_BYTES else 0
         self._write(frames.HEAD.pack(size >> 8, size & 255, frames.DATA, ends, number) + data)
 
     def reset(self, number: int, code: int) -> None:
@@ -115,8 +122,10 @@ class Connection(asyncio.Protocol):
         self.forget(number)
 
     def forget(self, number: int) -> None:
-        self._clients.pop(number, None)
-        self._close_last()
+        client = self._clients.pop(number, None)
+        if client is not None:
+            self._waiting.pop(client, None)
+            self._close_last()
 
     def acknowledge(self, number: int, size: int) -> None:
         self._write(frames.frame(frames.WINDOW_UPDATE, 0, number, frames.number(size)))
@@ -133,8 +142,11 @@ class Connection(asyncio.Protocol):
     def _flush(self) -> None:
         data = b"".join(self._out)
         self._out.clear()
+        self._queued = 0
         if not self._transport.is_closing():
             self._transport.write(data)
+        if not self.room:
+            self._make_room()
 
     def _make_room(self) -> None:
         self.room = 0 if self._full else min(self._window, frames.MAX_FRAME_BYTES)
@@ -161,7 +173,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed(self)
-        clients, self._clients = self._clients, {}
+        clients, self._clients, self._waiting = self._clients, {}, {}
         for client in clients.values():
             client.left()
 
@@ -174,6 +186,8 @@ class Connection(asyncio.Protocol):
         self._make_room()
 
     def data_received(self, data: bytes) -> None:
+        if self._violated:
+            return
         if self._rest:
             data = self._rest + data
         at, size, head = 0, len(data), frames.HEAD.size
@@ -202,6 +216,7 @@ class Connection(asyncio.Protocol):
                     self._give_up(self._clients.get(number & frames.LAST_STREAM))
             self._rest = data[at:]
         except Violation as error:
+            self._violated = True
             _log.warning("a connection of Envoy is closed: %s", error)
             code = frames.number(self._newest) + frames.number(error.code)
             self._write(frames.frame(frames.GOAWAY, 0, 0, code))
@@ -223,10 +238,10 @@ class Connection(asyncio.Protocol):
         elif kind == frames.WINDOW_UPDATE:
             self._take_window(number, frames.number_of(payload))
         elif kind == frames.RST_STREAM:
-            client = self._clients.pop(number, None)
+            client = self._clients.get(number)
+            self.forget(number)
             if client is not None:
                 client.left()
-                self._close_last()
         elif kind == frames.SETTINGS:
             if not flags & frames.ACK:
                 self._take_settings(payload)
