@@ -86,15 +86,15 @@ async def test_after_all_engines_of_a_pick_refused_others_are_asked_for(three):
     assert three.engine.seen[0].address == three.engine.addresses[3]
 
 
-async def test_a_client_that_leaves_during_the_pause_ends_the_request(make):
-    relay = await make(replace(QUICK, limits=replace(QUICK.limits, min_pause_s=1.0, max_pause_s=1.0)))
-    relay.picker.picks = 3
-    await relay.engine.stop(relay.engine.addresses[0])
+async def test_a_client_that_leaves_during_the_pause_ends_the_request(three, monkeypatch):
+    monkeypatch.setattr("inflight_gateway.relay.attempt._MIN_PAUSE_S", 1.0)
+    monkeypatch.setattr("inflight_gateway.relay.attempt._MAX_PAUSE_S", 1.0)
+    await three.engine.stop(three.engine.addresses[0])
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(relay.post(STREAM), 0.4)
-    assert (await relay.report())["error"] == "client_left"
+        await asyncio.wait_for(three.post(STREAM), 0.4)
+    assert (await three.report())["error"] == "client_left"
     await asyncio.sleep(1.0)
-    assert relay.engine.seen == []
+    assert three.engine.seen == []
 
 
 async def test_without_continuation_a_failure_before_the_first_token_is_tried_again(make):
