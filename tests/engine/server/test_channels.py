@@ -130,6 +130,23 @@ async def test_nothing_comes_before_the_relay_reads_and_nothing_while_it_does_no
 
 
 @in_virtual_time
+async def test_nothing_comes_of_a_stream_that_is_told_to_send_and_to_wait_at_once(make_fake):
+    fake = await make_fake()
+    channel = opened(fake)
+    await until(lambda: channel.status)
+    client = stream(fake, 1)
+    await until(lambda: client.status)
+    await asyncio.sleep(3)
+    channel.command(1, 1)
+    channel.command(1, 0)
+    await asyncio.sleep(3)
+    assert channel.body == b""
+    for each in (client, channel):
+        each.leave()
+        await each.task
+
+
+@in_virtual_time
 async def test_a_channel_that_ends_takes_no_response_with_it(make_fake):
     fake = await make_fake()
     channel = opened(fake)

@@ -186,7 +186,7 @@ class Lane:
         for begin in range(0, len(body), MAX_FRAME_BYTES):
             if not channel.room.is_set():
                 await channel.room.wait()  # once: all that waited put a part, so that a long event stops no other
-            if not self.reads.is_set():
+            while not self.reads.is_set():  # again: it may have been told to send and to wait in one turn
                 await self.reads.wait()
             if not self._over:
                 channel.put(self.number, body[begin : begin + MAX_FRAME_BYTES])
