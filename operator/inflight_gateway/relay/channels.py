@@ -116,6 +116,7 @@ class Lane:
         """Lets the engine send, which has answered."""
         self.begun = True
         if self.over:
+            self.end()
             self.reader.ended()
         elif reads:
             self.resume()
