@@ -39,6 +39,15 @@ async def relay(make) -> Setup:
     return await opened(await make(engine=Offering(), engines=1))
 
 
+async def hanging(relay: Setup, count: int = 1) -> list[asyncio.Task]:
+    """Begins streams that stop on their way; later ones do not."""
+    relay.script(*[Do(hang=400)] * count, Do())
+    streams = [asyncio.create_task(relay.post(STREAM)) for _ in range(count)]
+    await eventually(lambda: len(relay.engine.seen) == count)
+    await asyncio.sleep(0.1)
+    return streams
+
+
 def channel(relay: Setup):
     (only,) = relay.engine.channels.values()
     return only
@@ -112,10 +121,7 @@ async def test_a_stream_goes_on_elsewhere_where_its_connection_is_cut(make, cut)
 
 
 async def test_streams_of_a_channel_that_is_cut_go_on(relay):
-    relay.script(*[Do(hang=400)] * 8, Do())
-    streams = [asyncio.create_task(relay.post(STREAM)) for _ in range(8)]
-    await eventually(lambda: len(relay.engine.seen) == 8)
-    await asyncio.sleep(0.1)
+    streams = await hanging(relay, 8)
     channel(relay).writer.transport.abort()
     for _, _, body in await asyncio.gather(*streams):
         assert same(body, STREAM)
@@ -123,10 +129,7 @@ async def test_streams_of_a_channel_that_is_cut_go_on(relay):
 
 
 async def test_a_client_that_leaves_ends_its_stream_alone(relay):
-    relay.script(Do(hang=400), Do())
-    leaving = asyncio.create_task(relay.post(STREAM))
-    await eventually(lambda: len(relay.engine.seen) == 1)
-    await asyncio.sleep(0.1)
+    (leaving,) = await hanging(relay)
     leaving.cancel()
     await asyncio.wait_for(relay.engine.seen[0].cancelled.wait(), 60)
     assert same((await relay.post(STREAM))[2], STREAM)
@@ -160,10 +163,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
 async def test_what_a_channel_may_not_have_ends_it_and_its_streams_go_on(relay, data):
-    relay.script(Do(hang=400), Do())
-    stream = asyncio.create_task(relay.post(STREAM))
-    await eventually(lambda: len(relay.engine.seen) == 1)
-    await asyncio.sleep(0.1)
+    (stream,) = await hanging(relay)
     channel(relay).raw(data)
     assert same((await stream)[2], STREAM)
     assert relay.shared.channels._of == {}
@@ -182,10 +182,7 @@ async def test_events_after_the_end_of_a_stream_end_the_channel(relay):
 
 async def test_a_cancelled_stream_may_not_go_on_for_ever(relay, monkeypatch):
     monkeypatch.setattr(channels_module, "MAX_UNREAD_BYTES", 100_000)
-    relay.script(Do(hang=400), Do())
-    leaving = asyncio.create_task(relay.post(STREAM))
-    await eventually(lambda: len(relay.engine.seen) == 1)
-    await asyncio.sleep(0.1)
+    (leaving,) = await hanging(relay)
     leaving.cancel()
     await asyncio.wait_for(relay.engine.seen[0].cancelled.wait(), 60)
     number = int(relay.engine.seen[0].headers["x-inflight-channel"].split()[1])
