@@ -244,6 +244,7 @@ def test_the_operator_image_proves_what_it_installs():
     modules = {
         "cryptography": "cryptography.x509",
         "grpcio": "grpc.aio",
+        "jh2": "jh2._hazmat",
         "kubernetes": "kubernetes.aio",
         "prometheus-client": "prometheus_client",
         "pyyaml": "yaml",
