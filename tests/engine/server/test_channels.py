@@ -66,6 +66,15 @@ def stream(fake, number, name=NAME, **more):
     return Posted(fake, "/v1/completions", asked, x_inflight_progress="1", x_inflight_channel=f"{name} {number}")
 
 
+async def opened_with_a_stream(fake):
+    """A channel, and stream 1 in it, both answered."""
+    channel = opened(fake)
+    await until(lambda: channel.status)
+    client = stream(fake, 1)
+    await until(lambda: client.status)
+    return channel, client
+
+
 @in_virtual_time
 async def test_the_head_says_where_events_come_and_that_there_are_channels(make_fake):
     fake = await make_fake()
@@ -105,10 +114,7 @@ async def test_an_engine_with_api_keys_offers_no_channels(make_fake):
 @in_virtual_time
 async def test_nothing_comes_before_the_relay_reads_and_nothing_while_it_does_not(make_fake):
     fake = await make_fake()
-    channel = opened(fake)
-    await until(lambda: channel.status)
-    client = stream(fake, 1)
-    await until(lambda: client.status)
+    channel, client = await opened_with_a_stream(fake)
     await asyncio.sleep(3)
     assert channel.body == client.body == b""
     channel.command(1, 1)
@@ -132,10 +138,7 @@ async def test_nothing_comes_before_the_relay_reads_and_nothing_while_it_does_no
 @in_virtual_time
 async def test_nothing_comes_of_a_stream_that_is_told_to_send_and_to_wait_at_once(make_fake):
     fake = await make_fake()
-    channel = opened(fake)
-    await until(lambda: channel.status)
-    client = stream(fake, 1)
-    await until(lambda: client.status)
+    channel, client = await opened_with_a_stream(fake)
     await asyncio.sleep(3)
     channel.command(1, 1)
     channel.command(1, 0)
@@ -149,10 +152,7 @@ async def test_nothing_comes_of_a_stream_that_is_told_to_send_and_to_wait_at_onc
 @in_virtual_time
 async def test_a_channel_that_ends_takes_no_response_with_it(make_fake):
     fake = await make_fake()
-    channel = opened(fake)
-    await until(lambda: channel.status)
-    client = stream(fake, 1)
-    await until(lambda: client.status)
+    channel, client = await opened_with_a_stream(fake)
     channel.leave()
     await channel.task
     assert fake.service.channels._open == {}
@@ -166,10 +166,7 @@ async def test_a_channel_that_ends_takes_no_response_with_it(make_fake):
 @in_virtual_time
 async def test_a_client_that_leaves_while_its_stream_waits_leaves_nothing_behind(make_fake):
     fake = await make_fake()
-    channel = opened(fake)
-    await until(lambda: channel.status)
-    client = stream(fake, 1)
-    await until(lambda: client.status)
+    channel, client = await opened_with_a_stream(fake)
     await asyncio.sleep(2)
     client.leave()
     await asyncio.wait_for(client.task, 5)

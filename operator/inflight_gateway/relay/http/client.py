@@ -100,8 +100,8 @@ class Client:
     """
 
     __slots__ = (
-        *("_blocked", "_connection", "_ended", "_ending", "_is_head", "_left", "_number", "_open"),
-        *("_paused", "_receiving", "_started", "_taken", "_to_send", "_unsent", "exchange", "target", "window"),
+        *("_blocked", "_connection", "_ended", "_is_head", "_left", "_number", "_open", "_paused", "_receiving"),
+        *("_started", "_taken", "_to_send", "_unsent", "exchange", "target", "window"),
     )
 
     def __init__(self, connection: Sender, number: int, window: int, *, receiving: bool) -> None:
@@ -112,7 +112,7 @@ class Client:
         self.target = b""
         self._left: int | None = None
         """Bytes of the request's body to come; None: not known."""
-        self._is_head = self._blocked = self._paused = self._started = self._ending = self._ended = False
+        self._is_head = self._blocked = self._paused = self._started = self._ended = False
         self._receiving, self._open = receiving, True
         self._to_send: int | None = None
         """Bytes of the response's body to be sent; None: not known. A client that counts them ends with the last one,
@@ -170,7 +170,6 @@ class Client:
         self.exchange = None
         if self._open:
             self._open = False
-            self._ending = bool(self._unsent)
             if not self._unsent:
                 self._end()
 
@@ -186,9 +185,9 @@ class Client:
     def abort(self, code: int = frames.INTERNAL_ERROR) -> None:
         """Abort the response, so that the client detects that it is incomplete."""
         self.exchange = None
-        self._unsent.clear()
-        if self._open or self._ending:
-            self._open = self._ending = False
+        if self._open or self._unsent:
+            self._open = False
+            self._unsent.clear()
             self._connection.reset(self._number, code)
 
     def pause(self) -> None:
@@ -246,12 +245,14 @@ class Client:
     def left(self) -> None:
         """Ends it where the client or the connection did."""
         exchange, self.exchange = self.exchange, None
-        self._open = self._ending = False
+        self._open = False
         self._unsent.clear()
         _tell_left(exchange)
 
     def send(self) -> None:
         """Sends as much of what was written as the windows permit."""
+        if not self._unsent:
+            return
         connection = self._connection
         while self._unsent and (size := min(len(self._unsent), self.window, connection.room)) > 0:
             part = bytes(self._unsent[:size])
@@ -260,8 +261,7 @@ class Client:
         if self._unsent:
             if self.window > 0:
                 connection.wait(self)
-        elif self._ending:
-            self._ending = False
+        elif not self._open:
             self._end()
         elif self._blocked and self.exchange is not None:
             self._blocked = False

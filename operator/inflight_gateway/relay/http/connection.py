@@ -265,7 +265,7 @@ class Connection(asyncio.Protocol):
         client = self._clients.get(number)
         if client is not None:
             if size:
-                client.body(frames.content(flags, payload) if flags & frames.PADDED else payload, size)
+                client.body(frames.content(flags & frames.PADDED, payload), size)
             # The body may have ended its stream.
             if flags & frames.END_STREAM and number in self._clients:
                 client.body_ended()
