@@ -97,7 +97,7 @@ e2e-storm: .venv/tools.stamp ## Fifty sleeping services asked at the same moment
 	@$(PY) -m e2e.storm $(ARGS)
 
 e2e-vllm: .venv/kernels.stamp cluster ## The same on pods of vLLM: limits, traffic through disruptions, zero replicas; makes an image (4 GB) at first
-	@$(PY) -m pytest -s e2e/vllm $(ARGS)
+	@$(PY) -m pytest -s -o faulthandler_timeout=2460 e2e/vllm $(ARGS)
 
 e2e-release: .venv/kernels.stamp ## The operator's image built, pushed to a registry on this machine, and run from there by digest
 	@$(PY) -m pytest -s e2e/release $(ARGS)
