@@ -256,8 +256,12 @@ class Channel:
         self._rest = data[at:]
 
     def _give(self, lane: Lane, part: bytes) -> None:
+        """Gives a stream's part to its reader, or, without bytes, its end."""
         try:
-            lane.reader.data(part)
+            if part:
+                lane.reader.data(part)
+            else:
+                lane.reader.ended()
         except Exception:
             _log.exception("a stream is given up")
             lane.end()
@@ -274,7 +278,7 @@ class Channel:
             if lane is not None and lane.begun:
                 self.cancelled(lane)
                 self._cancelled.pop(number, None)
-                lane.reader.ended()
+                self._give(lane, part)
             elif lane is not None:
                 lane.over = True
             return number <= self._newest and self._ends <= self._newest

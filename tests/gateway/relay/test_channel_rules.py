@@ -491,3 +491,16 @@ async def test_a_stream_that_ended_before_its_head_leaves_nothing(relay):
     lane.begin(reads=True)
     relay.close()
     assert lane.reader.ends == [None]
+
+
+@in_virtual_time
+async def test_a_reader_that_fails_at_its_end_is_lost_alone(relay):
+    channel, one, other = opened(relay, 2)
+
+    def ended():
+        raise ValueError
+
+    one.reader.ended = ended
+    channel.data(FRAME.pack(one.number, 0) + FRAME.pack(other.number, 1) + b"x")
+    assert (one.reader.ends, other.reader.size, other.reader.ends) == ([Loss.BROKEN], 1, [])
+    assert not relay.wires[0].closed
