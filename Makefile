@@ -82,7 +82,7 @@ bench-gateway: .venv/kernels.stamp ## The gateway: overhead beside a direct conn
 	@$(PY) -m tools.bench.gateway $(ARGS)
 
 contract: .venv/kernels.stamp ## Tests against a real kube-apiserver, and clients of others
-	$(PY) -m pytest -m contract tests/chart tests/tools/localcluster tests/contract tests/deploy tests/vllm_plugin tests/e2e/clients
+	$(PY) -m pytest -m contract tests
 
 e2e: .venv/kernels.stamp cluster ## Tests on real pods in the local cluster
 	$(PY) -m pytest e2e/scenarios
