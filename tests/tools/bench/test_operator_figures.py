@@ -117,6 +117,9 @@ def test_a_phase_is_the_difference_of_two_readings_per_second(figures):
     assert figures.unrenewed == 2
 
 
+FAILOVER = Failover(15.0, 15.2, 18.0, 15.5, 20.0, 16.0, None)
+
+
 @pytest.fixture
 def report(figures):
     return Report(
@@ -126,7 +129,7 @@ def report(figures):
         5.0,
         SetUp(1.0, 10.0, None, 19, 0),
         [figures, dataclasses.replace(figures, name="rest", delays=None)],
-        Failover(15.0, 15.5, 20.0, 16.0, None),
+        FAILOVER,
     )
 
 
@@ -137,7 +140,7 @@ def test_the_table_has_a_column_for_each_phase_and_the_goals(report):
     assert table["operator, CPU cores"] == ["1", "0.50", "0.50"]
     assert table["metrics pages answered / s"] == ["20", "50", "50"]
     assert table["jump to replicas, p99, s"] == ["10", "4.0", "-"]
-    assert table["jumps / without a write"] == ["2 / 0", "-"]
+    assert table["jumps / without a write"] == ["0", "2 / 0", "-"]
     assert table["API writes / s, Leases left out"][-2:] == ["2.00", "2.00"]
     assert table["longest without renewal of the Lease, s"] == ["10", "2.0", "2.0"]
     assert any("has written the last replicas" in line and line.endswith(" -") for line in text)
@@ -157,6 +160,35 @@ def test_a_finding_that_misses_a_bound_is_marked_and_named(report):
     assert [line.split()[-1] == "MISSED" for line in text] == [True, False, False, False, True, True]
     assert "120.5  at most 110" in text[0]
     assert report.missed == ["rollout: seconds", "upgrade: never seen", "upgrade: not computable"]
+
+
+@pytest.mark.parametrize(
+    ("kept", "missed", "title"),
+    [
+        ({"cores": {"operator": 1.0}}, {"cores": {"operator": 1.01}}, "operator, CPU cores"),
+        ({"memory": Memory(1, 300_000_000)}, {"memory": Memory(1, 301_000_000)}, "operator, memory now / peak, MB"),
+        ({"delays": Delays.of([10.0])}, {"delays": Delays.of([10.1])}, "jump to replicas, p99, s"),
+        ({"delays": None}, {"delays": Delays.of([None])}, "jumps / without a write"),
+        ({"unrenewed": 9.9}, {"unrenewed": 10.0}, "longest without renewal of the Lease, s"),
+        (
+            {"unrenewed": None, "seconds": 5.0},
+            {"unrenewed": None, "seconds": 60.0},
+            "longest without renewal of the Lease, s",
+        ),
+    ],
+)
+def test_a_phase_that_misses_a_goal_of_the_table_is_named(report, kept, missed, title):
+    phases = [dataclasses.replace(report.phases[0], **one) for one in (kept, missed)]
+    assert dataclasses.replace(report, phases=phases[:1]).missed == []
+    assert dataclasses.replace(report, phases=phases).missed == [f"load: {title}"]
+
+
+@pytest.mark.parametrize(
+    ("leads", "last_write", "met"),
+    [(15.0, 25.0, True), (15.0, 25.1, False), (15.0, None, False), (None, 25.0, False), (None, None, False)],
+)
+def test_a_new_leader_has_written_the_last_replicas_10_s_after_it_leads(leads, last_write, met):
+    assert dataclasses.replace(FAILOVER, leads=leads, last_write=last_write).finding.met == met
 
 
 @pytest.mark.parametrize(

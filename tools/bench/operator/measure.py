@@ -99,6 +99,7 @@ async def _phases(
                     bench.progress("phase leader: starting an operator that stands by")
                     standby = bench.operators.start(STANDBY)
                     failover, operator = await bench.leader(operator, standby), standby
+                    findings.append(failover.finding)
                 case "burst":
                     done.append(await bench.burst(operator))
                 case "create":

@@ -142,13 +142,15 @@ class Bench:
             await self._jump(key)
         self.progress(f"leader killed, {len(chosen)} queues jumped")
 
-        def has_rounds(count: int) -> Callable[[Values], bool]:
-            return lambda values: values.get(("inflight_operator_reconcile_total", "done"), 0.0) >= count
+        def has_done(counter: str, count: int) -> Callable[[Values], bool]:
+            return lambda values: values.get((f"inflight_operator_{counter}_total", "done"), 0.0) >= count
 
         seen = {
             "leads": _leads,
-            "first_round": has_rounds(1),
-            "all_rounds": has_rounds(len(self.services)),
+            "first_scrape": has_done("scrapes", 1),
+            "all_scrapes": has_done("scrapes", len(self.fleet.addresses())),
+            "first_round": has_done("reconcile", 1),
+            "all_rounds": has_done("reconcile", len(self.services)),
         }
         times: dict[str, float] = {}
         while monotonic() - start < FAILOVER_PATIENCE:
@@ -161,9 +163,7 @@ class Bench:
             await asyncio.sleep(0.25)
         writes = sorted(future.result() - start for future in written.values() if future.done())
         return Failover(
-            leads=times.get("leads"),
-            first_round=times.get("first_round"),
-            all_rounds=times.get("all_rounds"),
+            **{event: times.get(event) for event in seen},
             first_write=writes[0] if writes else None,
             last_write=writes[-1] if len(writes) == len(written) else None,
         )
