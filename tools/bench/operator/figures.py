@@ -296,7 +296,7 @@ def _rows(report: Report) -> list[tuple[str, str | _Goal, Callable[[PhaseFigures
         rows.append((f"scrapes / s: {result}", "", lambda one, r=result: f"{one.scrapes.get(r, 0):.1f}"))  # type: ignore[misc]
     for call in sorted({call for one in phases for call in one.writes}):
         rows.append((f"  {call} / s", "", lambda one, c=call: f"{one.writes.get(c, 0):.2f}"))  # type: ignore[misc]
-    for process in [name for name in phases[0].cores if name != "operator"]:
+    for process in dict.fromkeys(name for one in phases for name in one.cores if name != "operator"):
         rows.append((f"{process}, CPU cores", "", lambda one, p=process: f"{one.cores[p]:.2f}"))  # type: ignore[misc]
     rows.append(("whole machine, CPU cores", "", lambda one: f"{one.machine_cores:.2f}"))
     return rows
