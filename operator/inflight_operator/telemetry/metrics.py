@@ -19,7 +19,7 @@ class OperatorMetrics:
     """
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = CollectorRegistry(auto_describe=True)
         self.reconciles = Counter(
             "inflight_operator_reconcile",
             "Reconcile rounds of services, by result: done or failed.",

@@ -29,6 +29,13 @@ def test_metrics_are_shown(served):
     assert 'inflight_operator_decisions_total{kind="Tuning",reason="TpotOverTarget"} 1.0' in page
 
 
+def test_scrapes_can_be_asked_for_by_name(served):
+    address, metrics, _ = served
+    metrics.count_scrapes(lambda: (5, 2))
+    page = httpx.get(f"{address}/metrics", params={"name[]": "inflight_operator_scrapes_total"}).text
+    assert 'inflight_operator_scrapes_total{result="done"} 5.0' in page
+
+
 def test_health_reports_when_the_event_loop_no_longer_turns(served, monkeypatch):
     address, _, heartbeat = served
     assert httpx.get(f"{address}/healthz").status_code == 200
