@@ -60,7 +60,7 @@ def _call(arguments: str) -> tuple[str, str]:
     """A call of a tool in a conversation: up to and after what is within its arguments."""
     call = {"type": "function", "function": {"name": "f", "arguments": "@"}}
     messages = [{"role": "assistant", "tool_calls": [call]}]
-    before, after = json.dumps({"messages": messages}).split("@")
+    before, after = json.dumps({"max_tokens": 1, "messages": messages}).split("@")
     return before + arguments, after
 
 
@@ -107,11 +107,15 @@ BODIES: Mapping[str, Sent] = {
     "arguments": Sent(CHAT, _call('{\\"a\\":[1')[0], ",1", "]}" + _call("")[1]),
     "long argument": Sent(CHAT, _call('{\\"a\\":\\"')[0], "a", '\\"}' + _call("")[1]),
     "variables": Sent(
-        CHAT, f'{{"messages":[{_message("a")}],"chat_template_kwargs":{{"a":[', "12345,", "1]}}", 2**20 - 8
+        CHAT,
+        f'{{"max_tokens":1,"messages":[{_message("a")}],"chat_template_kwargs":{{"a":[',
+        "12345,",
+        "1]}}",
+        2**20 - 8,
     ),
     "tool": Sent(
         CHAT,
-        f'{{"messages":[{_message("a")}],"tools":[{{"type":"function","function":{{"name":"f","description":"',
+        f'{{"max_tokens":1,"messages":[{_message("a")}],"tools":[{{"type":"function","function":{{"name":"f","description":"',
         "a",
         '"}}]}',
     ),
