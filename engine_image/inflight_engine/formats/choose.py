@@ -20,7 +20,8 @@ class ModelText(NamedTuple):
     """Texts of a model's files by which its formats are known.
 
     Attributes:
-        response_template: keys and strings of the one in tokenizer_config.json; empty: there is none.
+        response_template: keys and strings of the one in tokenizer_config.json, without the escapes of regular
+            expressions; empty: there is none.
         chat_template: empty: there is none.
         model_type: of config.json.
     """

@@ -217,20 +217,71 @@ def test_of_named_templates_the_default_one_is_taken(folder):
     assert load(folder).decode(load(folder).encode_chat(Conversation([]))) == "plain"
 
 
+def fields(tool_calls, content="", reasoning="<think>"):
+    """A response template as transformers writes them: what ends in `_pattern` is a regular expression."""
+    content = {"close_pattern": content, "content": "text"} if content else {}
+    return {
+        "defaults": {"role": "assistant"},
+        "fields": {"reasoning_content": {"open": reasoning}, "tool_calls": tool_calls, "content": content},
+    }
+
+
 @pytest.mark.parametrize(
-    ("response_template", "name"),
+    ("response_template", "format_name", "reasoning_name"),
     [
-        ({"fields": {"tool_calls": {"open_pattern": "<\\|tool_call>"}, "end": ["<|tool_call>"]}}, "gemma4"),
-        ({"tool_calls": '{"name": "f", "parameters": {}}', "end": "<|eot_id|>"}, "llama3_json"),
-        ("[TOOL_CALLS]f[ARGS]{}", "mistral"),
-        (None, "hermes"),
-        ({"thinking": "none"}, "hermes"),
+        # Of transformers' cli/serving/utils.py.
+        (
+            fields(
+                {"open_pattern": r"<\|tool_call>call:(?P<name>\w+)", "close": "<tool_call|>"},
+                reasoning="<|channel>thought\n",
+            ),
+            "gemma4",
+            "gemma4",
+        ),
+        (
+            fields(
+                {"open_pattern": r"\s*<tool_call>", "close": "</tool_call>"},
+                r"\s*(?:<\|im_end\|>|<\|endoftext\|>|<\|eot_id\|>)",
+            ),
+            "hermes",
+            "qwen3",
+        ),
+        (fields({"open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>"}), "qwen3_coder", "qwen3"),
+        # Of TRL.
+        (
+            {
+                "fields": {
+                    "tool_calls": {
+                        "open_pattern": r'\{"name":\s*"(?P<name>[^"]+)",\s*"parameters":\s*',
+                        "close_pattern": r"\}<\|eot_id\|>\s*",
+                    }
+                }
+            },
+            "llama3_json",
+            None,
+        ),
+        (
+            fields(
+                {"open_pattern": r"to=functions\.(?P<name>\S+?)<\|channel\|>commentary\s+json<\|message\|>"},
+                reasoning="<|channel|>analysis<|message|>",
+            ),
+            "openai",
+            "openai_gptoss",
+        ),
+        (fields({"content_args": {"tag_pattern": r"<arg_key>(?P<key>[^<]+)</arg_key>\s*\n"}}), "glm47", "qwen3"),
+        ({"fields": {"tool_calls": {"open_pattern": r"\[TOOL_CALLS\](?P<name>\w+)\[ARGS\]"}}}, "mistral", None),
+        (None, "hermes", None),
+        ({"thinking": "none"}, "hermes", None),
     ],
 )
-def test_the_response_template_names_the_format_before_the_chat_template(folder, response_template, name):
+def test_the_response_template_names_the_formats_before_the_chat_template(
+    folder, response_template, format_name, reasoning_name
+):
     settings = {"chat_template": "<tool_call>", "response_template": response_template}
     write(folder, "tokenizer_config.json", settings)
-    assert name in choose(load(folder).model_text).format.names
+    chosen = choose(load(folder).model_text)
+    assert format_name in chosen.format.names
+    assert reasoning_name in (chosen.reasoning.names if chosen.reasoning else (None,))
 
 
 def test_without_a_chat_template_a_conversation_is_refused(folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -291,7 +292,8 @@ def _from_folder(files: ModelFiles, generation: GenerationConfig, own_template: 
     template = own_template or _folder_template(files, settings)
     chat_template = ChatTemplate(template, special_tokens) if template else None
     model_text = ModelText(
-        "\n".join(_texts(settings.get("response_template"))),
+        # Many of its texts are regular expressions, in which marks are escaped.
+        re.sub(r"\\(\W)", r"\1", "\n".join(_texts(settings.get("response_template")))),
         template or "",
         str(config.get("model_type", "")),
     )
