@@ -77,4 +77,5 @@ def _reasoning(model: ModelText, name: str) -> Reasoning | None:
     if name != AUTO:
         return next(each for each in REASONINGS if name in each.names)
     texts = (model.response_template, model.chat_template)
-    return next((each for text in texts for each in REASONINGS if any(mark in text for mark in each.markers)), None)
+    marked = (each for text in texts for each in REASONINGS if any(mark in text for mark in each.markers))
+    return next(marked, None) or next((each for each in REASONINGS if model.model_type in each.model_types), None)

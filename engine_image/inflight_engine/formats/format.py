@@ -99,6 +99,7 @@ class Reasoning:
     Attributes:
         names: of `--reasoning-parser`.
         markers: texts of chat templates whose models think so; any of them.
+        model_types: `model_type` of which all models think so, where no marker tells.
         header: text after `open` that is no part of the thinking.
         then: text after `close` that is no part of the answer.
         implied: an answer begins inside, whether or not the prompt ends with `open`.
@@ -109,6 +110,7 @@ class Reasoning:
     open: str
     close: str
     markers: tuple[str, ...] = ()
+    model_types: tuple[str, ...] = ()
     header: str = ""
     then: str = ""
     implied: bool = False

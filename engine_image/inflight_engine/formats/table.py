@@ -17,6 +17,10 @@ from inflight_engine.formats.format import (
     Tagged,
 )
 
+_GLM4 = ("glm4_moe", "glm4_moe_lite")
+_QWEN3_5 = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
+_GEMMA4 = ("gemma4", "gemma4_text")
+
 _DSML_PARAMETERS = Tagged(
     key_open='<｜DSML｜parameter name="',
     key_close='"',
@@ -45,7 +49,7 @@ FORMATS = (
             "</tool_call>",
         ),
         markers=("<arg_key>",),
-        model_types=("glm4_moe", "glm4_moe_lite"),
+        model_types=_GLM4,
         between="",
     ),
     Format(
@@ -62,24 +66,26 @@ FORMATS = (
             Maybe("</tool_call>"),
         ),
         markers=("<function=",),
-        model_types=("qwen3_5", "qwen3_5_moe", "qwen3_next"),
+        model_types=_QWEN3_5,
     ),
     Format(
         ("hermes",),
         ("<tool_call>", Space("\n"), JsonCall(("arguments",)), Space("\n"), "</tool_call>"),
         markers=("<tool_call>",),
-        model_types=("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
+        model_types=("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"),
     ),
     Format(
         ("deepseek_v32",),
         _DSML_CALL,
         markers=("｜DSML｜", "function_calls"),
+        model_types=("deepseek_v32",),
         section=Section(("<｜DSML｜function_calls>", Space("\n")), (Space("\n"), "</｜DSML｜function_calls>")),
     ),
     Format(
         ("deepseek_v4",),
         _DSML_CALL,
         markers=("｜DSML｜", "tool_calls"),
+        model_types=("deepseek_v4",),
         section=Section(("<｜DSML｜tool_calls>", Space("\n")), (Space("\n"), "</｜DSML｜tool_calls>")),
     ),
     Format(
@@ -114,7 +120,7 @@ FORMATS = (
         ("gemma4",),
         ("<|tool_call>call:", Name(("{",)), GemmaArguments(), "<tool_call|>"),
         markers=("<|tool_call>",),
-        model_types=("gemma4", "gemma4_text"),
+        model_types=_GEMMA4,
         between="",
     ),
     Format(
@@ -162,11 +168,18 @@ REASONINGS = (
         "<|channel|>analysis<|message|>",
         "<|end|>",
         ("<|channel|>analysis",),
+        ("gpt_oss",),
         then="<|start|>assistant",
         channels=True,
     ),
-    Reasoning(("gemma4",), "<|channel>", "<channel|>", ("<|channel>",), header="thought\n"),
+    Reasoning(("gemma4",), "<|channel>", "<channel|>", ("<|channel>",), _GEMMA4, header="thought\n"),
     Reasoning(("mistral",), "[THINK]", "[/THINK]", ("[THINK]",)),
     Reasoning(("deepseek_r1",), "<think>", "</think>", implied=True),
-    Reasoning(("qwen3", "deepseek_v3", "deepseek_v4", "glm45", "kimi_k2"), "<think>", "</think>", ("<think>",)),
+    Reasoning(
+        ("qwen3", "deepseek_v3", "deepseek_v4", "glm45", "kimi_k2"),
+        "<think>",
+        "</think>",
+        ("<think>",),
+        (*_QWEN3_5, *_GLM4, "deepseek_v32", "deepseek_v4"),
+    ),
 )

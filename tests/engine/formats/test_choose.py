@@ -24,10 +24,33 @@ def names(chosen):
         (ModelText(chat_template="<|channel|>analysis functions."), ("openai", "openai_gptoss")),
         (ModelText(chat_template="no marks", model_type="kimi_k2"), ("kimi_k2", None)),
         (ModelText("open\n<|tool_call>", "<tool_call>", "qwen3"), ("gemma4", None)),
+        (ModelText(chat_template="<tool_call><function=", model_type="qwen3_next"), ("qwen3_coder", None)),
+        (ModelText(chat_template="<think>", model_type="qwen3_next"), ("hermes", "qwen3")),
+        (ModelText(chat_template="[THINK]", model_type="deepseek_v4"), ("deepseek_v4", "mistral")),
     ],
 )
 def test_files_of_the_model_tell(model, expected):
     assert names(choose(model)) == expected
+
+
+@pytest.mark.parametrize(
+    ("model_types", "expected"),
+    [
+        (("qwen2", "qwen3", "qwen3_moe", "qwen3_next"), ("hermes", None)),
+        (("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), ("qwen3_coder", "qwen3")),
+        (("glm4_moe", "glm4_moe_lite"), ("glm47", "qwen3")),
+        (("deepseek_v3",), ("deepseek_v31", None)),
+        (("deepseek_v32",), ("deepseek_v32", "qwen3")),
+        (("deepseek_v4",), ("deepseek_v4", "qwen3")),
+        (("kimi_k2",), ("kimi_k2", None)),
+        (("gemma4", "gemma4_text"), ("gemma4", "gemma4")),
+        (("gpt_oss",), ("openai", "openai_gptoss")),
+        (("mistral",), ("mistral", None)),
+        (("llama", ""), (None, None)),
+    ],
+)
+def test_without_marks_the_model_type_tells_and_models_think_where_all_of_their_type_do(model_types, expected):
+    assert [names(choose(ModelText("", "no marks", each))) for each in model_types] == [expected] * len(model_types)
 
 
 def test_names_win_over_the_files():
