@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from itertools import pairwise
 from types import SimpleNamespace
 
 import httpx
@@ -28,12 +29,12 @@ HEADERS = {"x-inflight-progress": "1"}
 
 
 class Written:
-    """An ASGI client that keeps what is sent when it is sent."""
+    """An ASGI client that keeps what is sent when it is sent. Attributes: times: of the parts of the body."""
 
-    def __init__(self, app, path, body):
-        self.head, self.text, self.left = None, "", asyncio.Event()
+    def __init__(self, app, path, body, headers=HEADERS):
+        self.head, self.text, self.times, self.left = None, "", [], asyncio.Event()
         self._body = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
-        names = {**HEADERS, "content-type": "application/json"}
+        names = {**headers, "content-type": "application/json"}
         headers = [(name.encode(), value.encode()) for name, value in names.items()]
         scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "headers": headers}
         scope |= {"query_string": b"", "http_version": "1.1", "scheme": "http", "client": ("c", 1), "server": ("s", 80)}
@@ -54,6 +55,7 @@ class Written:
             self.head = message
         else:
             self.text += message["body"].decode()
+            self.times.append(asyncio.get_running_loop().time())
 
 
 def relayed(fake, path="/v1/completions", **body):
@@ -189,10 +191,27 @@ async def test_a_heartbeat_comes_where_nothing_else_does_and_stops_with_the_engi
     assert len(fake.service.heartbeats) == 0
 
 
+@pytest.mark.parametrize(("headers", "period"), [({}, 15.0), (HEADERS, 0.9)])
+@in_virtual_time
+async def test_a_heartbeat_comes_after_a_period_without_a_byte_and_after_each_further_one(make_fake, headers, period):
+    fake = await make_fake(request_timeout=100.0)
+    client = Written(fake.app, "/v1/completions", {"prompt": "hello", "stream": True, "temperature": 0}, headers)
+    await until(lambda: fake.engine.requests)
+    fake.engine.report(admitted=[(0, 0)])
+    for _ in range(10):
+        await asyncio.sleep(period * 0.77)
+        fake.engine.report(tokens={0: ord("a")})
+    await asyncio.sleep(period * 4.5)
+    gaps = [later - before for before, later in pairwise(client.times[-14:])]
+    assert gaps == [pytest.approx(period * 0.77)] * 9 + [pytest.approx(period, rel=0.06)] * 4
+    client.left.set()
+    await client.task
+
+
 @in_virtual_time
 async def test_one_timer_serves_all_responses_and_none_when_there_are_none():
     class Stream:
-        beats = 0
+        beats, written_at = 0, -1.0
 
         def beat(self):
             self.beats += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from starlette.datastructures import Headers
@@ -16,14 +17,13 @@ from inflight_engine.server.answers.writer import AnswerFormat, AnswerWriter
 from inflight_engine.server.requests.call import Call
 from inflight_engine.server.requests.registry import RequestRegistry
 
-_RELAY_PERIOD = 0.5
-"""Seconds between two checks of a response for a relay. A heartbeat is written if nothing was written in between, so
-the longest time without a byte is twice this, 1 s."""
+_RELAY_PERIOD = 0.9
+"""Seconds after which a silent response for a relay gets a heartbeat: relays are told to expect one each second."""
 CLIENT_PERIOD = 15.0
 """Likewise of a stream for a client: proxies cut connections that are silent for a minute. The head of a stream whose
 request waits longer is sent with the first heartbeat; what fails after that is an event."""
 _ROUNDS = 10
-"""Rounds in a period, so that not all waiting responses write at once."""
+"""Rounds in a period. A heartbeat comes in the nearest one, so up to a twentieth of the period early or late."""
 
 
 class Heartbeats:
@@ -69,15 +69,18 @@ class _Beats:
 
     def add(self, stream: AnswerWriter) -> None:
         """Add an open response."""
-        # The latest round, so the first check comes after a whole period.
-        self._round_of[stream] = last = (self._next - 1) % _ROUNDS
-        self._rounds[last][stream] = None
+        self._check_after(stream, _ROUNDS)
         if self._timer is None:
             self._arm()
 
     def remove(self, stream: AnswerWriter) -> None:
         """Remove a response that is complete or whose client disconnected."""
         del self._rounds[self._round_of.pop(stream)][stream]
+
+    def _check_after(self, stream: AnswerWriter, rounds: int) -> None:
+        """Check a response in the last of so many rounds from now."""
+        self._round_of[stream] = number = (self._next + rounds - 1) % _ROUNDS
+        self._rounds[number][stream] = None
 
     def _arm(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._period / _ROUNDS, self._beat)
@@ -87,11 +90,17 @@ class _Beats:
             self._timer = None
             return
         self._arm()
-        streams = self._rounds[self._next]
-        self._next = (self._next + 1) % _ROUNDS
-        if streams and not self._silent():
-            for stream in [*streams]:
+        number = self._next
+        self._next = (number + 1) % _ROUNDS
+        if not self._rounds[number] or self._silent():
+            return
+        streams, self._rounds[number] = self._rounds[number], {}
+        now = time.monotonic()
+        for stream in streams:
+            rounds = round((1 - (now - stream.written_at) / self._period) * _ROUNDS)
+            if rounds <= 0:
                 stream.beat()
+            self._check_after(stream, rounds if rounds > 0 else _ROUNDS)
 
 
 class GenerationResponse(Response):

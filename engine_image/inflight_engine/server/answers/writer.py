@@ -8,6 +8,7 @@ takes whole frames only, so the reported tokens and their text are in the same f
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Generator, Iterable, Sequence
 from typing import Any, TypeAlias
@@ -100,6 +101,7 @@ class AnswerWriter:
 
     Attributes:
         complete: done when all data is written, or no more may be written.
+        written_at: monotonic time of the last write; before the first one, of the beginning.
     """
 
     def __init__(self, call: Call, answer: AnswerFormat, send: Send, send_body: Send, number: int | None = 0) -> None:
@@ -119,8 +121,7 @@ class AnswerWriter:
         self._first_due = not any(self._reported) and not self._ended
         self._blocks = call.blocks
         """Names of the prompt's blocks that are not written: with the first token, when all of them are there."""
-        self._quiet = not call.relayed
-        """Nothing was written since the heartbeat was asked for last; a relay has the head before the first one."""
+        self.written_at = time.monotonic()
 
     def begin(self) -> None:
         """Write the head for a relay, the seeds that were drawn, and the end of an answer of which nothing else is
@@ -135,10 +136,9 @@ class AnswerWriter:
             self._run(self._write(changed))
 
     def beat(self) -> None:
-        """Write a heartbeat, if nothing was written since the last call."""
-        if self._quiet and self._sending is None and not self.complete.done():
+        """Write a heartbeat, unless the client does not read."""
+        if self._sending is None and not self.complete.done():
             self._run(self._send_chunks([_HEARTBEAT]))
-        self._quiet = True
 
     def _run(self, writing: Coroutine[Any, Any, bool]) -> None:
         """Write until the call blocks. The writer returns whether this is the last write."""
@@ -292,7 +292,7 @@ class AnswerWriter:
                     headers[CHANNEL_HEADER.lower()] = str(self._number)
             await self._send({"type": "http.response.start", "status": 200, "headers": raw_headers(headers)})
         if chunks:
-            self._quiet = False
+            self.written_at = time.monotonic()
             await self._send_body({"type": "http.response.body", "body": b"".join(chunks), "more_body": not last})
         return last
 
