@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from inflight_engine.formats.schemas import WHITE_SPACE, parts_and_target, referred
+from inflight_engine.formats.schemas import WHITE_SPACE, moves_references, parts_and_target, referred
 
 MAX_FORCED = 8192
 """Characters of a run that may be found at once: some 15 ms."""
@@ -51,7 +51,7 @@ def of_schema(schema: Mapping[str, Any]) -> int:
     around = sum(of_regex(each) for each in written if isinstance(each, str) and each != WHITE_SPACE)
     runs = _Runs(schema, _SEPARATORS + around, apart=apart)
     try:
-        return max(runs.of(schema), runs.longest)
+        return UNKNOWN if moves_references(schema) else max(runs.of(schema), runs.longest)
     except RecursionError:
         return UNKNOWN
 

@@ -15,7 +15,7 @@ MAX_BYTES = 512 * 1024
 """Length of a grammar, in characters."""
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 _SINGLE = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains", "propertyNames")
 
 _COMBINED = frozenset(("allOf", "anyOf", "oneOf", "$ref"))
@@ -61,12 +61,19 @@ def parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield from ((f"{keyword}.{i}", part) for i, part in enumerate(value) if isinstance(part, dict))
 
 
+def moves_references(schema: Mapping[str, Any]) -> bool:
+    """Parts of a schema may have identifiers of their own: `#/` in them is not its root."""
+    text = json.dumps(schema)
+    return text.count('"$id": ') > ("$id" in schema) or ("draft-04" in text and '"id": ' in text)
+
+
 def _closed(schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
     """Forbid properties and items that no part of a schema names, where no other part may ask for them."""
     text = json.dumps(schema)
     root: dict[str, Any] = json.loads(text)
-    if len(text) > MAX_BYTES:
-        return root  # it will be refused, and this would take long
+    # A longer one will be refused, and this would take long.
+    if len(text) > MAX_BYTES or moves_references(schema):
+        return root
     every: dict[int, dict[str, Any]] = {}
     mixed, waiting = [], [root]
     while waiting:

@@ -33,6 +33,7 @@ def within(part):
         "property": {"type": "object", "properties": {"p": part}, "required": ["p"]},
         "items": {"type": "array", "items": part},
         "prefixItems": {"type": "array", "prefixItems": [part]},
+        "items of draft 7": {"type": "array", "items": [part]},
         "additional": {"type": "object", "additionalProperties": part},
         "pattern": {"type": "object", "patternProperties": {"^p$": part}},
         "anyOf": {"anyOf": [{"type": "null"}, part]},
@@ -44,7 +45,7 @@ def within(part):
 
 
 def value_within(place, value):
-    lists, objects = ("items", "prefixItems"), ("property", "additional", "pattern")
+    lists, objects = ("items", "prefixItems", "items of draft 7"), ("property", "additional", "pattern")
     return {each: [value] for each in lists} | {each: {"p": value} for each in objects}
 
 
@@ -106,6 +107,18 @@ def test_a_definition_stays_open_only_where_it_is_combined():
     }
     assert follows(schema, {"both": {"a": 1, "b": 1, "x": 1}, "one": {"b": 1}})
     assert not follows(schema, {"one": {"b": 1, "x": 1}})
+
+
+def test_a_definition_stays_open_where_lists_of_draft_7_combine_it():
+    lists = [{"type": "array", "items": [{"$ref": "#/definitions/A"}]}, {"type": "array", "items": [B]}]
+    assert follows({"allOf": lists, "definitions": {"A": A}}, [{"a": 1, "b": 1}])
+
+
+def test_schemas_stay_open_where_identifiers_move_references():
+    part = {"$id": "https://example.org/part", "$ref": "#/$defs/p", "$defs": {"p": A}}
+    schema = {"allOf": [{"$ref": "#/$defs/part"}, B], "$defs": {"part": part, "p": {"type": "null"}}}
+    assert follows(schema, {"a": 1, "b": 1})
+    assert not follows({"$id": "https://example.org/root", **A}, {"b": 1})
 
 
 def test_alternatives_of_which_one_holds_are_closed_where_a_property_tells_them_apart():

@@ -38,9 +38,25 @@ def forced(source, begin=b""):
     return len(matcher.compute_ff_tokens())
 
 
+LONG = {"enum": ["x" * 15_000]}
+
+
+def moved(identifier):
+    """A schema with a reference to another definition than that of its root."""
+    part = {"type": "object", "properties": {"a": {"$ref": "#/$defs/p"}}, "required": ["a"], "$defs": {"p": LONG}}
+    part[identifier] = "https://example.org/part"
+    return {"allOf": [{"$ref": "#/$defs/part"}], "$defs": {"part": part, "p": {"type": "null"}}}
+
+
 HOSTILE = {
     "a text in a schema": (sources.of_schema("f", {"const": "x" * 100_000}), b'"'),
     "parts that contain others twice": (sources.of_schema("f", DOUBLED, TIGHT), b"{"),
+    "items of draft 7": (sources.of_schema("f", {"type": "array", "items": [LONG], "minItems": 1}, TIGHT), b'["'),
+    "a reference that an identifier moves": (sources.of_schema("f", moved("$id")), b'{"a":"x'),
+    "a reference that an identifier of draft 4 moves": (
+        sources.of_schema("f", {"$schema": "http://json-schema.org/draft-04/schema#", **moved("id")}),
+        b'{"a":"x',
+    ),
     "many equal items": (
         sources.of_schema("f", {"type": "array", "items": {"const": "z" * 100}, "minItems": 1000}, TIGHT),
         b"[",
