@@ -219,6 +219,8 @@ class _Written:
         items, least, most = part.get("items"), count_of(part, "minItems") or 0, count_of(part, "maxItems")
         if items is False or most == 0:
             return '"[" "]"'
+        if isinstance(items, list):
+            self._values.refuse(place, "items")  # of draft 7, one for each place
         item = self._value(items, f"{place}.items") if isinstance(items, dict) else self._any("any")
         times = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
         more = f"({self._text.literal(self._notation.comma)} {item}){times}"

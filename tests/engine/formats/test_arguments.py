@@ -129,6 +129,14 @@ def test_keywords_that_a_notation_cannot_write_refuse_strict_functions_by_their_
     assert (refused.value.name, refused.value.place) == ("f", ".properties.a")
 
 
+@pytest.mark.parametrize("name", ["gemma4", "pythonic"])
+def test_lists_of_draft_7_with_a_schema_for_each_place_refuse_strict_functions(name):
+    tool = {"name": "f", "parameters": {"properties": {"a": {"type": "array", "items": [{"type": "integer"}]}}}}
+    calls_grammar(named(name), [tool], lambda _name: None, several=False)
+    with pytest.raises(UnenforceableError, match=r"^items cannot be enforced"):
+        calls_grammar(named(name), [{**tool, "strict": True}], lambda _name: None, several=False)
+
+
 @pytest.mark.parametrize("name", OWN)
 @pytest.mark.parametrize("part", [{"enum": []}, {"type": "string", "enum": [1]}, {"anyOf": []}])
 def test_parameters_without_a_value_are_refused(name, part):
