@@ -215,8 +215,12 @@ def test_thinking_and_tool_calls_are_shown_beside_the_answer(run):
     ]
     lines = [{"choices": [{"delta": delta, "finish_reason": None}]} for delta in deltas]
     text = "".join(f"data: {json.dumps(each)}\n\n" for each in lines)
-    done = run(Engine(text + events(end="tool_calls")), "-m", "A colour?")
+    text += events(end="tool_calls")
+    done = run(Engine(text), "-m", "A colour?")
     assert (done.stdout, done.stderr) == ("Red.\n", 'A door.\n\n[paint] {"coats": 2}')
+    found = json.loads(run(Engine(text), "-m", "A colour?", "--json").stdout)
+    assert (found["answer"], found["thinking"]) == ("Red.", "A door.")
+    assert found["toolCalls"] == [{"name": "paint", "arguments": '{"coats": 2}'}]
     answer = Answer(began=1.0)
     answer.take(json.dumps(lines[1]).encode(), 1.5)
     assert (answer.ttft, answer.text) == (0.5, "")

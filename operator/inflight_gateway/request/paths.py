@@ -10,7 +10,8 @@ _READ, _WRITE = frozenset({"GET", "HEAD"}), frozenset({"POST"})
 MODELS = "/v1/models"
 """Path of the list of models; the path of one model has its id behind it."""
 
-HEALTH = "/health"
+HEALTH = frozenset({"/health", "/ping"})
+"""Paths of the gateway's health, by vLLM's names."""
 
 MESSAGES = "/v1/messages"
 """Path of Anthropic Messages."""
@@ -61,7 +62,7 @@ PATHS = {
     "/v1/rerank": _POOLING,
     "/v2/rerank": _POOLING,
     MODELS: _MODEL,
-    HEALTH: Path(Answers.GATEWAY, _READ),
+    **dict.fromkeys(HEALTH, Path(Answers.GATEWAY, _READ)),
     f"{MESSAGES}/count_tokens": Path(Answers.ENGINE, _WRITE, Api.MESSAGES),
     "/tokenize": Path(Answers.ENGINE, _WRITE),
     "/detokenize": Path(Answers.ENGINE, _WRITE),

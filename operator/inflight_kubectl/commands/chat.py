@@ -106,7 +106,7 @@ def _one(conversation: Conversation, forward: PortForward, question: str, stats:
     if not whole:
         raise click.Abort
     if as_json:
-        print_json({"answer": answer.text, **_numbers(answer)})
+        print_json({"answer": answer.text, **_beside(answer), **_numbers(answer)})
         return
     click.echo()
     if stats:
@@ -199,6 +199,11 @@ def _figures(answer: Answer) -> str:
     rate = f"{answer.tokens_per_s:.1f} tokens/s" if answer.tokens_per_s is not None else "- tokens/s"
     tokens = f"{answer.prompt_tokens} + {answer.completion_tokens} tokens"
     return f"[TTFT {latency(answer.ttft)}, {rate}, {tokens}, finish reason {answer.finish_reason}]"
+
+
+def _beside(answer: Answer) -> dict[str, Any]:
+    calls = [{"name": name, "arguments": arguments} for name, arguments in answer.tool_calls.values()]
+    return {**({"thinking": answer.thinking} if answer.thinking else {}), **({"toolCalls": calls} if calls else {})}
 
 
 def _numbers(answer: Answer) -> dict[str, Any]:

@@ -55,6 +55,8 @@ class Answer:
         began: when the request was sent.
         text: content so far.
         aside: what the last event has beside content: thinking, and tool calls as `[NAME] ARGUMENTS`.
+        thinking: thinking so far.
+        tool_calls: name and arguments, as JSON text, of each tool call so far, by its index.
         first, last: when the first and the last piece arrived; None before.
         longest_gap: seconds between two pieces; 0 for fewer than two.
         ended: when the response was read to its end; None before.
@@ -68,6 +70,8 @@ class Answer:
     began: float
     text: str = ""
     aside: str = ""
+    thinking: str = ""
+    tool_calls: dict[int, tuple[str, str]] = field(default_factory=dict)
     first: float | None = None
     last: float | None = None
     longest_gap: float = 0.0
@@ -118,7 +122,7 @@ class Answer:
         choice = event["choices"][0]
         said = choice.get("delta") or choice.get("message") or {}
         piece: str = choice.get("text") or said.get("content") or ""
-        self.aside = _aside(said)
+        self.aside = self._take_aside(said)
         ids, finish_reason = choice.get("token_ids"), choice.get("finish_reason")
         self.pieces += 1
         if piece or self.aside or ids or finish_reason:
@@ -132,6 +136,18 @@ class Answer:
         self.token_ids += ids or ()
         self.finish_reason = finish_reason or self.finish_reason
         return piece
+
+    def _take_aside(self, said: dict[str, Any]) -> str:
+        thought: str = said.get("reasoning") or said.get("reasoning_content") or ""
+        self.thinking += thought
+        aside = thought
+        for position, call in enumerate(said.get("tool_calls") or ()):
+            name, arguments = call["function"].get("name") or "", call["function"].get("arguments") or ""
+            index = call.get("index", position)  # a whole answer has none
+            name_before, arguments_before = self.tool_calls.get(index, ("", ""))
+            self.tool_calls[index] = name_before + name, arguments_before + arguments
+            aside += (f"\n[{name}] " if name else "") + arguments
+        return aside
 
     def check_whole(self) -> None:
         """
@@ -189,15 +205,6 @@ def refusal(status: int, body: bytes, retry_after: str = "") -> RefusalError:
         remedy = ""  # the message contains the remedy
     reason = " ".join(said.split())[:500] or "without a reason"
     return RefusalError(status, reason, remedy, float(retry_after) if retry_after.isdecimal() else None)
-
-
-def _aside(said: dict[str, Any]) -> str:
-    written: str = said.get("reasoning") or said.get("reasoning_content") or ""
-    for call in said.get("tool_calls") or ():
-        function = call["function"]
-        written += f"\n[{function['name']}] " if function.get("name") else ""
-        written += function.get("arguments") or ""
-    return written
 
 
 def _object(data: bytes) -> dict[str, Any]:

@@ -95,7 +95,7 @@ async def test_only_generating_paths_are_asked_for_at_the_picker(relay, path, me
 async def test_models_need_the_key_of_their_service_and_health_needs_none(keyed):
     assert (await get(keyed, "/v1/models"))[0] == 401
     assert (await get(keyed, "/v1/models", **bearer()))[0] == 200
-    assert (await get(keyed, "/health"))[0] == 200
+    assert [(await get(keyed, path))[0] for path in ("/health", "/ping")] == [200, 200]
 
 
 # Heads that are refused.

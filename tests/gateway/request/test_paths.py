@@ -11,7 +11,7 @@ def test_generating_paths_take_posts_only(path):
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/models", "/v1/models/qwen", "/v1/models/owner%2Fname", "/v1/models/a/b", "/health"]
+    "path", ["/v1/models", "/v1/models/qwen", "/v1/models/owner%2Fname", "/v1/models/a/b", "/health", "/ping"]
 )
 def test_the_gateway_answers_models_and_health(path):
     assert (path_of(path).answers, path_of(path).methods) == (Answers.GATEWAY, {"GET", "HEAD"})

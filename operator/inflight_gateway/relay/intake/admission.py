@@ -105,10 +105,10 @@ class Admission:
         if isinstance(service, Refusal):
             return Refused(refused(service) if self._catalog.complete else STARTING)
         if service is None:
-            admitted = self._admit_by_model(Admitted(path, request.path == _HEALTH, client, None, _BY_MODEL), now)
+            admitted = self._admit_by_model(Admitted(path, request.path in _HEALTH, client, None, _BY_MODEL), now)
         else:
             admitted = self._admit(
-                Admitted(path, request.path == _HEALTH, client, None, _NOBODY),
+                Admitted(path, request.path in _HEALTH, client, None, _NOBODY),
                 self._catalog.services[service],
                 now,
                 unix,
@@ -195,7 +195,7 @@ class Admission:
             self._by_model = None
 
 
-_HEALTH = HEALTH.encode()
+_HEALTH = frozenset(path.encode() for path in HEALTH)
 _NOBODY, _BY_MODEL = BodyOwner(keyed=False, name=""), BodyOwner(keyed=False, name="by model")
 
 
