@@ -97,7 +97,11 @@ TOOL = {
         },
     },
 }
-SHAPE = {"properties": {"name": {"type": "string", "minLength": 4, "maxLength": 16}}, "required": ["name"]}
+SHAPE = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "minLength": 4, "maxLength": 16}},
+    "required": ["name"],
+}
 BOUND = {
     "demanded calls": {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False},
     "JSON of a schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SHAPE}}},

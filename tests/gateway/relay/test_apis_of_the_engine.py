@@ -7,15 +7,18 @@ import json
 import re
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 
 import httpx
 import pytest
 
 from tests.engine.server.real_server import RealServer
 from tests.engine.server.sse import events, message_of, response_of
+from tests.engine.server.test_real_continuation import BOUND
+from tests.engine.server.test_real_continuation import TOOL as BOUND_TOOL
 from tests.gateway.relay.conftest import QUICK, Setup
 from tests.gateway.relay.fake_engine import Do, FakeEngine, Seen
-from tests.gateway.relay.test_tool_calls import ENDS, SAID, TOOL, ApiServers
+from tests.gateway.relay.test_tool_calls import ENDS, SAID, TOOL, ApiServers, message
 
 FUNCTION = TOOL["function"]
 RESPONSES = (
@@ -83,7 +86,7 @@ def shown(body: bytes) -> bytes:
 
 
 class RealServers(FakeEngine):
-    """Replicas of one real server, whose answers break off where the script says."""
+    """Replicas of one real server, whose answers break off within the token that the script says, in percent."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -94,32 +97,70 @@ class RealServers(FakeEngine):
         answer = await self._http.post(seen.target, content=seen.body, headers=headers)
         assert answer.status_code == 200, answer.text
         frames = answer.content
-        cut = None if do.cut is None else do.cut * len(frames) // 100
+        tokens = [found.end() for found in re.finditer(rb"^:t ", frames, re.MULTILINE)]
+        cut = None if do.cut is None else tokens[do.cut * len(tokens) // 100]
         return await super()._answer(replace(do, frames=frames, cut=cut), seen, number, reader, writer)
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    flags = ("--dtype", "float32", "--served-model-name", "fake")
+    flags = ("--dtype", "float32", "--served-model-name", "fake", "--tool-call-parser", "hermes")
     with closing(RealServer(tmp_path_factory.mktemp("server"), *flags)) as running:
         yield running.wait_ready()
 
 
+def chat(body: bytes):
+    """The message, its reason to end and the ids of a streamed chat."""
+    return message(body), {*re.findall(rb'"id":"([^"]+)"', body)}
+
+
+response, said = (partial(told, read=read, stream=True) for read in (response_of, message_of))
+PAINT = BOUND_TOOL["function"]
+TURNS = {"messages": [{"role": "user", "content": "Paint the door."}]}
+REAL = {
+    "responses": ("/v1/responses", response, {"input": "?", "max_output_tokens": 24}),
+    "messages": ("/v1/messages", said, {**TURNS, "max_tokens": 24}),
+    **{
+        f"chat, {name}": ("/v1/chat/completions", chat, {**TURNS, "max_tokens": 64, **fields})
+        for name, fields in BOUND.items()
+    },
+    "responses, demanded calls": (
+        "/v1/responses",
+        response,
+        {
+            "input": "Paint the door.",
+            "tools": [{"type": "function", **PAINT}],
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+            "max_output_tokens": 64,
+        },
+    ),
+    "messages, demanded calls": (
+        "/v1/messages",
+        said,
+        {
+            **TURNS,
+            "tools": [{"name": PAINT["name"], "input_schema": PAINT["parameters"]}],
+            "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+            "max_tokens": 64,
+        },
+    ),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("path", "asked", "read"), [RESPONSES, MESSAGES], ids=["responses", "messages"])
+@pytest.mark.parametrize(("path", "read", "asked"), REAL.values(), ids=REAL)
 async def test_greedy_answers_of_a_real_engine_in_float32_are_equal_where_they_are_continued(
-    make, server, path, asked, read
+    make, server, path, read, asked
 ):
     relay = await make(PATIENT, engine=RealServers(server.url), max_attempts=6)
-    length = "max_output_tokens" if read is response_of else "max_tokens"
-    asked = {name: value for name, value in asked.items() if name != "tools"}
-    asked |= {"stream": True, "temperature": 0, length: 24}
-    bodies = []
+    asked = {"model": "fake", "stream": True, "temperature": 0, **asked}
+    answers = []
     for steps in ([Do()], [Do(cut=35), Do(cut=60), Do()], [Do(cut=90), Do()]):
         relay.script(*steps)
         status, _, body = await relay.post(asked, path, headers={"x-request-id": "one"})
         assert status == 200
-        bodies.append(told(body, read, stream=True))
-    assert bodies[0] == bodies[1] == bodies[2]
+        answers.append(read(body))
+    assert answers[0] == answers[1] == answers[2]
     continued = [seen.json["inflight_continuation"] for seen in relay.engine.seen if b"inflight_" in seen.body]
     assert [bool(each["choices"][0]["token_ids"]) for each in continued] == [True] * 3
