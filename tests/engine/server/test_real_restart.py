@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 NUM_CLIENTS = 16
 OUTPUT_TOKENS = 10
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"n": {"type": "integer"}}}}}
 LATEST_SECONDS = 240.0
 """After the engine process was lost: until it is ended, and another one is loaded and has computed the rest. Other
 tests run on the same cores."""
@@ -31,46 +32,51 @@ class Outcome:
     tokens: list[int]
 
 
+def question(number) -> tuple[str, dict]:
+    """Path and body of a client. Most are bound, to a pattern or to the call of a function: they come last, and the
+    others must leave slots to them."""
+    fields = {"max_tokens": OUTPUT_TOKENS, "temperature": 0, "stream": number % 2 == 0}
+    if number % 5 == 0:
+        return "/v1/generate", {**fields, "prompt": f"Once upon a time, {number} ", "ignore_eos": True}
+    fields["return_token_ids"] = True
+    if number % 4 < 2:
+        messages = [{"role": "user", "content": f"Paint {number}."}]
+        return "/v1/chat/completions", {**fields, "messages": messages, "tools": [TOOL], "tool_choice": "required"}
+    return "/v1/completions", {**fields, "prompt": f"Once {number} ", "structured_outputs": {"regex": "[0-9]{80}"}}
+
+
 async def ask(http, number) -> Outcome:
     """Every other client streams."""
-    stream = number % 2 == 0
-    body = {
-        "prompt": f"Once upon a time, {number} ",
-        "max_tokens": OUTPUT_TOKENS,
-        "ignore_eos": True,
-        "temperature": 0,
-        "stream": stream,
-    }
+    path, body = question(number)
+    events: list[dict] = [{}]
     try:
-        if not stream:
-            answer = await http.post("/v1/generate", json=body)
-            content = answer.json()
-            kind = "whole" if answer.status_code == 200 else content["error"]["code"]
-            return Outcome(time.monotonic(), kind, content.get("tokens", []))
-        tokens, last = [], {}
-        async with http.stream("POST", "/v1/generate", json=body) as answer:
+        async with http.stream("POST", path, json=body) as answer:
             async for line in answer.aiter_lines():
-                if line.startswith("data: {"):
-                    last = json.loads(line.removeprefix("data: "))
-                    tokens += last.get("tokens", [])
-        kind = last["error"]["code"] if "error" in last else "whole" if last.get("finish_reason") else "broken"
-        return Outcome(time.monotonic(), kind, tokens)
+                if (text := line.removeprefix("data: ")).startswith("{"):
+                    events.append(json.loads(text))
     except httpx.HTTPError as error:
         return Outcome(time.monotonic(), f"broken: {error!r}", [])
+    choices = [choice for each in events for choice in each.get("choices", [each])]
+    tokens = [token for each in choices for token in each.get("tokens") or each.get("token_ids") or []]
+    last = choices[-1]
+    kind = last["error"]["code"] if "error" in last else "whole" if last.get("finish_reason") else "broken"
+    return Outcome(time.monotonic(), kind, tokens)
 
 
-async def ask_all(server) -> list[Outcome]:
+async def ask_all(server, numbers=range(NUM_CLIENTS)) -> list[Outcome]:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=server.url, timeout=300, limits=limits) as http:
-        return await asyncio.gather(*(ask(http, number) for number in range(NUM_CLIENTS)))
+        return await asyncio.gather(*(ask(http, number) for number in numbers))
 
 
 async def under_load(server, disrupt) -> tuple[float, list[Outcome]]:
     """Clients for twice the slots; `disrupt` once some have begun and others wait. When that was, and outcomes."""
+    await ask_all(server, (1, 2))  # so that the grammars of all are compiled
+    known = server.metrics()["vllm:generation_tokens_total"]
     calls = asyncio.create_task(ask_all(server))
     while True:
         seen = await asyncio.to_thread(server.metrics)
-        if seen["vllm:num_requests_waiting"] and seen["vllm:generation_tokens_total"] > 8:
+        if seen["vllm:num_requests_waiting"] and seen["vllm:generation_tokens_total"] > known + 24:
             break
         await asyncio.sleep(0.02)
     disrupted = time.monotonic()
@@ -84,7 +90,9 @@ def disrupted_server(own_server, number, *flags):
 
 def disrupted(own_server, disrupt, *flags):
     """The server, when `disrupt` was called with it and its engine process, and outcomes."""
-    server = own_server("--max-num-seqs", "8", "--seed", "1", "--dtype", "float32", *flags)
+    server = own_server(
+        "--max-num-seqs", "8", "--seed", "1", "--dtype", "float32", "--tool-call-parser", "hermes", *flags
+    )
     expected = httpx.get(f"{server.url}/v1/runtime_config").json()
     change = {"max_num_seqs": 6, "revision": 5}
     token = {"authorization": "Bearer test-token"}
