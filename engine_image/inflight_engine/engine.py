@@ -12,9 +12,9 @@ import numpy as np
 
 from inflight_cost.model import StepWork
 from inflight_engine import logs
-from inflight_engine.block_events import BlockEvent
+from inflight_engine.behind import Behind
+from inflight_engine.block_events import HASH_SIZE, BlockEvent
 from inflight_engine.cache.arriving import ArrivingRequests
-from inflight_engine.disk.loads import DiskLoads
 from inflight_engine.grammars.waiting import CompilingRequests
 from inflight_engine.load_rates import LoadRateMeter
 from inflight_engine.measurements import Measurements
@@ -23,6 +23,7 @@ from inflight_engine.messages import (
     AddRequest,
     Admission,
     BlocksChanged,
+    BlocksRead,
     CancelRequest,
     Configure,
     Configured,
@@ -30,6 +31,7 @@ from inflight_engine.messages import (
     FlushRecord,
     FromEngine,
     LongStep,
+    ReadBlocks,
     RecordFlushed,
     Sleep,
     Slept,
@@ -89,7 +91,7 @@ class Engine:
         announce: called before a step that may take long is computed, and before one with starts to be announced.
         block_events: the records of the scheduler's block pool; None: it makes none.
         compiling: compiles the grammars of requests; None: no request has one.
-        make_disk: makes the tier on a disk, of the inputs of the scheduler; None: there is none.
+        make_behind: makes what is behind host memory, of the inputs of the scheduler; None: there is nothing.
         device_failed: whether no further step can succeed after this error.
         clock: monotonic seconds.
     """
@@ -105,7 +107,7 @@ class Engine:
         announce: Callable[[LongStep | Starting], None] = lambda step: None,
         block_events: list[BlockEvent] | None = None,
         compiling: CompilingRequests | None = None,
-        make_disk: Callable[[SchedulerInputs], DiskLoads] | None = None,
+        make_behind: Callable[[SchedulerInputs], Behind] | None = None,
         device_failed: Callable[[Exception], bool] = lambda error: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -120,10 +122,7 @@ class Engine:
         self._compiling = compiling
         config = scheduler.config
         self._arriving = ArrivingRequests(config.block_size if config.prefix_caching else None)
-        self._disk = None
-        if make_disk is not None:
-            self._disk = make_disk(self._inputs)
-            self._reports.disk = self._disk
+        self._behind = self._reports.behind = None if make_behind is None else make_behind(self._inputs)
         self._device_failed = device_failed
         self._clock = clock
         self._prompt = NO_TOKENS
@@ -143,12 +142,12 @@ class Engine:
         """Something to compute, or something to report."""
         if self._compiling is not None and self._compiling.ready:
             return True
-        if self._disk is not None and self._disk.ready:
+        if self._behind is not None and self._behind.ready:
             return True
         return self._scheduler.has_work or self._in_flight is not None or bool(self._ended or self._arriving)
 
     def handle(
-        self, message: AddRequest | CancelRequest | Configure | StepCost | FlushRecord | Sleep
+        self, message: AddRequest | CancelRequest | Configure | StepCost | FlushRecord | Sleep | ReadBlocks
     ) -> FromEngine | None:
         """Take in one message between two steps; returns the answer it has, if any."""
         match message:
@@ -167,6 +166,8 @@ class Engine:
                 return RecordFlushed(message.call_id)
             case Sleep():
                 return Slept(message.call_id, self._sleep())
+            case ReadBlocks():
+                return self._read_blocks(message)
         return None
 
     def step(self) -> StepReport:
@@ -176,8 +177,8 @@ class Engine:
             self._add_compiled(self._compiling)
         self._arriving.begin_turn()
         self._add_arrived()
-        if self._disk is not None:
-            self._take_loaded(self._disk)
+        if self._behind is not None:
+            self._take_loaded(self._behind)
         step = self._in_flight or self._launch()
         self._in_flight = None
         if step is None:
@@ -186,14 +187,14 @@ class Engine:
         if ahead:
             self._in_flight = self._launch()
         report = self._take_in(step, ahead=ahead)
-        if self._disk is not None:
-            self._disk.send()
+        if self._behind is not None:
+            self._behind.send()
         return report
 
     def blocks_changed(self) -> BlocksChanged | None:
         """Return what happened to the prefix cache since the last call, if anything did."""
-        if self._disk is not None and self._block_events is not None:
-            self._block_events += self._disk.thread.take_events()
+        if self._behind is not None and self._block_events is not None:
+            self._block_events += self._behind.take_events()
         if not self._block_events:
             return None
         changed = BlocksChanged(self._block_events.copy())
@@ -211,18 +212,29 @@ class Engine:
             self._recorder.flush()
 
     def close(self) -> None:
-        """End the recording, and let go of the disk. Nothing may be done afterwards."""
-        if self._disk is not None:
-            self._disk.thread.close()
+        """End the recording, and let go of what is behind host memory. Nothing may be done afterwards."""
+        if self._behind is not None:
+            self._behind.close()
         if self._recorder is not None:
             self._recorder.close()
 
     def _sleep(self) -> StepStats | None:
-        if self.has_work or (self._disk is not None and self._disk.busy):
+        if self.has_work or (self._behind is not None and self._behind.busy):
             return None
         self._inputs.forget_cache()
         self._runner.free_cache()
         return self._reports.outside_steps([]).stats
+
+    def _read_blocks(self, message: ReadBlocks) -> BlocksRead:
+        hashes = [message.hashes[at : at + HASH_SIZE] for at in range(0, len(message.hashes), HASH_SIZE)]
+        blocks = self._scheduler.running.pool.match(hashes)
+        try:
+            shared = self._runner.share_blocks(blocks.tolist())
+        except OSError as error:
+            log.warning("blocks cannot be given to another engine: %s", error)
+            return BlocksRead(message.call_id, b"", "/dev/null", 0)
+        checksums = np.array(shared.checksums, "<i8").tobytes()
+        return BlocksRead(message.call_id, checksums, shared.path, shared.num_bytes)
 
     def _launch(self) -> _Launched | None:
         """Plan the next step and launch it; None: there is nothing to compute, or not yet."""
@@ -356,6 +368,7 @@ class Engine:
             scheduling=message.scheduling,
             external_id=message.external_id,
             output_token_ids=np.frombuffer(message.output_token_ids, np.int32),
+            kv_source=message.kv_source,
         )
         if message.announce_start:
             self._to_announce.add(message.request_id)
@@ -364,10 +377,10 @@ class Engine:
         else:
             self._queue(request)
 
-    def _take_loaded(self, disk: DiskLoads) -> None:
+    def _take_loaded(self, behind: Behind) -> None:
         if self._in_flight is None:
-            disk.send()
-        for request in disk.take():
+            behind.send()
+        for request in behind.take():
             self._admit(request)
 
     def _add_compiled(self, compiling: CompilingRequests) -> None:
@@ -384,7 +397,7 @@ class Engine:
 
     def _add_arrived(self) -> None:
         for request in self._arriving.take():
-            if self._disk is None or not self._disk.put(request):
+            if self._behind is None or not self._behind.put(request):
                 self._admit(request)
 
     def _admit(self, request: Request) -> None:
@@ -407,7 +420,7 @@ class Engine:
         self._to_announce.discard(request_id)
         if self._compiling is not None and self._compiling.cancel(request_id):
             return True
-        if self._disk is not None and self._disk.cancel(request_id):
+        if self._behind is not None and self._behind.cancel(request_id):
             return True
         return self._arriving.cancel(request_id) or self._inputs.cancel(request_id, reason)
 

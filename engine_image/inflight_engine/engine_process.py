@@ -77,7 +77,7 @@ def load(
         OSError: the file to record to cannot be written.
     """
     # These import torch: seconds, so not before it is needed.
-    from inflight_engine.disk.opening import make_disk
+    from inflight_engine.behind import make_behind
     from inflight_engine.execution.device import device_failed
     from inflight_engine.execution.parallel.ranks import make_runner
 
@@ -96,7 +96,7 @@ def load(
     )
     block_events: list[BlockEvent] | None = [] if config.block_events else None
     scheduler = Scheduler(scheduler_config, make_pool=partial(BlockPool, events=block_events))
-    disk_host = runner.host_cache if config.disk_space and scheduler_config.has_tier else None
+    memory = runner.host_cache if scheduler_config.has_tier else None
     recorder = None
     if config.record is not None:
         recorder = Recorder.to_file(config.record, scheduler_config, scheduler.is_cached, info.kv_bytes_per_token)
@@ -114,7 +114,7 @@ def load(
         announce=announce,
         block_events=block_events,
         compiling=CompilingRequests(grammars, wake),
-        make_disk=None if disk_host is None else partial(make_disk, config, info, disk_host, scheduler, wake),
+        make_behind=None if memory is None else partial(make_behind, config, info, memory, scheduler, wake),
         device_failed=device_failed,
         load_rates=None if info.copy_tokens_per_second is None else LoadRateMeter(info.copy_tokens_per_second),
     )
@@ -234,7 +234,7 @@ def _reporting(channel: EngineChannel) -> Iterator[None]:
 
 def _import_modules() -> None:
     """Import what loading needs: torch, above all. Nothing of it touches a GPU."""
-    import inflight_engine.disk.opening
+    import inflight_engine.behind
     import inflight_engine.execution.parallel.ranks  # noqa: F401
 
 

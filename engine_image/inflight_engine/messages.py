@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from inflight_contract.kv_blocks import KVSource
 from inflight_cost.model import CostModel, StepWork
 from inflight_engine.block_events import BlockEvent
 from inflight_engine.output import Pooled, PromptLogprobs, TokenLogprobs
@@ -33,6 +34,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True):
     announce_start: bool = False
     external_id: str = ""
     output_token_ids: bytes = b""
+    kv_source: KVSource | None = None
 
 
 class CancelRequest(msgspec.Struct, frozen=True, tag=True):
@@ -84,6 +86,14 @@ class Sleep(msgspec.Struct, frozen=True, tag=True):
     engine."""
 
     call_id: int
+
+
+class ReadBlocks(msgspec.Struct, frozen=True, tag=True):
+    """Read blocks of the KV cache for another engine. `hashes`: of consecutive blocks, joined. Answered by
+    `BlocksRead`."""
+
+    call_id: int
+    hashes: bytes
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
@@ -157,7 +167,8 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
             and those that were damaged there.
         num_disk_blocks: blocks on the disk.
         num_disk_stored, num_disk_loaded, num_disk_failed, num_disk_dropped, disk_seconds_per_block: as in `DiskThread`.
-        disk_wait_seconds, num_disk_slower, num_disk_stalled, num_disk_full, num_disk_late: as in `DiskLoads`.
+        disk_wait_seconds, num_disk_slower, num_disk_stalled, num_disk_full, num_disk_late: as in `TierLoads`.
+        num_peer_loaded, num_peer_failed, peer_seconds_per_block: as in `PeerReader`. num_peer_late: as in `TierLoads`.
         prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache and found there, since start.
         step_seconds: from the moment when the step was planned, or when the step before it was done if that came later,
             until it was done: steps that overlap share no time, so all of them together are the time spent in steps.
@@ -200,6 +211,10 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     num_disk_full: int = 0
     num_disk_late: int = 0
     disk_wait_seconds: float = 0.0
+    num_peer_loaded: int = 0
+    num_peer_failed: int = 0
+    num_peer_late: int = 0
+    peer_seconds_per_block: float = 0.0
 
     @property
     def work(self) -> StepWork:
@@ -289,6 +304,20 @@ class Slept(msgspec.Struct, frozen=True, tag=True):
     stats: StepStats | None
 
 
+class BlocksRead(msgspec.Struct, frozen=True, tag=True):
+    """Answers `ReadBlocks`, with the leading blocks that are here and fit in one answer.
+
+    Attributes:
+        checksums: int64 little-endian bytes, one for each block.
+        path, num_bytes: file with the blocks, until the next `ReadBlocks`.
+    """
+
+    call_id: int
+    checksums: bytes
+    path: str
+    num_bytes: int
+
+
 class BlocksChanged(msgspec.Struct, frozen=True, tag=True):
     """Blocks can be found by content from now on, or are lost, in order; where `EngineConfig.block_events` is set."""
 
@@ -301,7 +330,7 @@ class EngineFailed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-ToEngine: TypeAlias = AddRequest | CancelRequest | Configure | StepCost | FlushRecord | Sleep | Shutdown
+ToEngine: TypeAlias = AddRequest | CancelRequest | Configure | StepCost | FlushRecord | Sleep | ReadBlocks | Shutdown
 FromEngine: TypeAlias = (
     Loading
     | EngineReady
@@ -311,6 +340,7 @@ FromEngine: TypeAlias = (
     | Configured
     | RecordFlushed
     | Slept
+    | BlocksRead
     | BlocksChanged
     | EngineFailed
 )

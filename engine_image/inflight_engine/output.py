@@ -59,6 +59,19 @@ class GrammarEnd(NamedTuple):
     error: str
 
 
+class SharedBlocks(NamedTuple):
+    """Blocks of the KV cache in a file in memory, which other processes of this user can open.
+
+    Attributes:
+        num_bytes: of the blocks; the file may be longer.
+        checksums: one for each block.
+    """
+
+    path: str
+    num_bytes: int
+    checksums: list[int]
+
+
 class StepOutput(NamedTuple):
     """Results of a step that succeeded.
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from inflight_contract.kv_blocks import KVSource
 from inflight_settings.scheduling import DEFAULT_CLASS
 
 TokenIds = npt.NDArray[np.int32]
@@ -185,6 +186,7 @@ class Request:
         output_token_ids: tokens generated so far, kept here only while the request has no slot. A continued request
             comes with those that an earlier engine process generated, fewer than `max_tokens`.
         compiled: what its grammar compiles to, kept until it ends.
+        kv_source: engine that may have its keys and values; None: none is known.
         block_hashes: chained content hashes of its leading full blocks, prompt first; empty without a prefix cache.
     """
 
@@ -194,6 +196,7 @@ class Request:
     arrival_time: float
     scheduling: Scheduling = Scheduling()
     external_id: str = ""
+    kv_source: KVSource | None = None
 
     state: RequestState = RequestState.WAITING
     slot: int = -1

@@ -21,6 +21,7 @@ class RunnerInfo(msgspec.Struct, frozen=True):
         memory_left: bytes of host memory that can be taken beside the KV cache, `num_host_blocks` and what is set aside
             for activations and the API process.
         can_sleep: it can give back the memory of the KV cache and go on later.
+        kv_identity: digest of what keys and values depend on beside tokens and weights; empty where ranks share them.
         cache_problem: why weights were read from their source although there is a model cache; empty if they were not.
     """
 
@@ -40,6 +41,7 @@ class RunnerInfo(msgspec.Struct, frozen=True):
     digest: str = ""
     can_sleep: bool = False
     cache_problem: str = ""
+    kv_identity: str = ""
 
     @property
     def num_cache_tokens(self) -> int:

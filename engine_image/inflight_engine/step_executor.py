@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from inflight_engine.output import StepOutput
+from inflight_engine.output import SharedBlocks, StepOutput
 from inflight_engine.scheduling.plan import StepPlan
 
 
@@ -28,6 +29,10 @@ class StepExecutor(Protocol):
     def collect(self) -> StepOutput:
         """Wait for the oldest step that is launched and not collected. One whose launch or collection raised is
         gone: neither it nor a step launched after it is collected."""
+
+    def share_blocks(self, block_ids: Sequence[int]) -> SharedBlocks:
+        """Write the leading blocks of these, as many as there is host memory for, to a file in memory, after all steps
+        that are launched. The next call overwrites them."""
 
     def free_cache(self) -> None:
         """Give the memory of the KV cache, and of the tier behind it in host memory, back to the system. Blocks hold

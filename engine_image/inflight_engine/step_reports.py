@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from typing import Any
 
 import numpy as np
 
 from inflight_cost.model import StepWork
-from inflight_engine.disk.loads import DiskLoads
+from inflight_engine.behind import Behind
 from inflight_engine.messages import Admission, Finished, StepReport, StepStats
 from inflight_engine.output import StepOutput
 from inflight_engine.request import ForcedRun, Request
@@ -23,12 +22,12 @@ class StepReports:
 
     Attributes:
         num_out_of_memory: as in `StepStats`; the engine counts.
-        disk: None: there is none.
+        behind: what is behind host memory; None: there is nothing.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.num_out_of_memory = 0
-        self.disk: DiskLoads | None = None
+        self.behind: Behind | None = None
         self._scheduler = scheduler
         self._slots: Slots | None = None
         self._slots_bytes = b""
@@ -104,25 +103,8 @@ class StepReports:
             num_stored_blocks=scheduler.offload.num_stored,
             num_loaded_blocks=scheduler.offload.num_loaded,
             num_failed_loads=scheduler.offload.num_failed,
-            **({} if self.disk is None else _disk_stats(self.disk)),
+            **({} if self.behind is None else self.behind.stats()),
         )
-
-
-def _disk_stats(loads: DiskLoads) -> dict[str, Any]:
-    disk = loads.thread
-    return {
-        "num_disk_blocks": disk.usage(),
-        "num_disk_stored": disk.num_stored,
-        "num_disk_loaded": disk.num_loaded,
-        "num_disk_failed": disk.num_failed,
-        "num_disk_dropped": disk.num_dropped,
-        "disk_seconds_per_block": disk.seconds_per_block,
-        "disk_wait_seconds": loads.wait_seconds,
-        "num_disk_slower": loads.num_slower,
-        "num_disk_stalled": loads.num_stalled,
-        "num_disk_full": loads.num_full,
-        "num_disk_late": loads.num_late,
-    }
 
 
 def _preempted(plan: StepPlan) -> list[int]:

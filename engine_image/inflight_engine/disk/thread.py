@@ -7,10 +7,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
 
 from inflight_engine.block_events import DISK, BlockEvent, BlocksRemoved, BlocksStored
 from inflight_engine.disk.store import DamagedError, DiskStore
+from inflight_engine.request import Request
+from inflight_engine.tier_loads import Done, HostBlocks, Read
 
 log = logging.getLogger(__name__)
 
@@ -22,31 +23,6 @@ _PAUSE_SECONDS = 10.0
 
 _WEIGHT = 0.2
 """Weight of the latest block in the running mean."""
-
-
-class HostBlocks(Protocol):
-    """The memory of the tier before the disk. Blocks are numbered by their places."""
-
-    def row(self, place: int) -> memoryview:
-        """Return the bytes of a block."""
-
-    def checksums(self, places: Sequence[int]) -> list[int]:
-        """Return the checksums of blocks, once what was to be copied there is there."""
-
-
-class Read(NamedTuple):
-    """Blocks to read, in their order, up to the first that cannot be."""
-
-    number: int
-    hashes: list[bytes]
-    places: list[int]
-
-
-class Done(NamedTuple):
-    """The checksums of the blocks that were read of a `Read`: its leading ones."""
-
-    number: int
-    checksums: list[int]
 
 
 class DiskThread:
@@ -64,8 +40,7 @@ class DiskThread:
     Attributes:
         num_stored, num_loaded: blocks written and read. num_failed: blocks that could not be read, or were not what
             was written. num_dropped: blocks that were not written, as too many waited or the disk failed.
-        seconds_per_block: to read one, recently; 0: none was read yet.
-        read_at: clock of the latest read.
+        piece, seconds_per_block, read_at: as of `Reader`.
     """
 
     def __init__(
@@ -78,6 +53,7 @@ class DiskThread:
         events: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.piece = 8
         self.num_stored = self.num_loaded = self.num_failed = self.num_dropped = 0
         self.seconds_per_block = self.read_at = 0.0
         self._open_store = open_store
@@ -129,7 +105,7 @@ class DiskThread:
         started = self._block_from
         return 0.0 if started is None else self._clock() - started
 
-    def has(self, block_hash: bytes) -> bool:
+    def finds(self, request: Request, block_hash: bytes) -> bool:
         """Return whether the disk has a block."""
         return self._store is not None and self._store.has(block_hash)
 

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 
 import torch
 
@@ -46,6 +47,7 @@ from inflight_engine.models.parallel import ALONE, Parallel
 from inflight_engine.models.protocol import Model
 from inflight_engine.models.remote.cache import first_problem
 from inflight_engine.models.version import digest_of
+from inflight_engine.native.library import variant
 from inflight_engine.runner_info import RunnerInfo
 from inflight_settings.engine import EngineConfig
 
@@ -97,6 +99,7 @@ def build_runner(config: EngineConfig, parallel: Parallel = ALONE, grammars: Gra
         digest=digest_of(target.files),
         can_sleep=spec.device.type == "cpu" and parallel.size == 1,
         cache_problem=first_problem(),
+        kv_identity=kv_identity(config, spec, backend.name) if parallel.size == 1 else "",
     )
     return Runner(
         info,
@@ -240,9 +243,25 @@ def make_host_cache(
     if num_blocks and not config.keeps_evicted:
         log.warning("no host memory is taken: nothing goes there without the prefix cache or with preemption recompute")
         num_blocks = 0
+    return HostCache(num_blocks, spec.block_size, block_bytes, spec.device, attention, parallel)
+
+
+def kv_identity(config: EngineConfig, spec: AttentionSpec, backend: str) -> str:
+    """Return a digest of what keys and values depend on beside tokens and weights."""
     scales = b"" if spec.kv_scales is None else spec.kv_scales.cpu().view(torch.uint8).numpy().tobytes()
-    identity = hashlib.sha256(scales).hexdigest()
-    return HostCache(num_blocks, spec.block_size, block_bytes, spec.device, attention, parallel, identity)
+    facts = [
+        version("inflight"),
+        spec.device.type,
+        variant() if spec.device.type == "cpu" else "",
+        str(spec.dtype),
+        backend,
+        str(spec.block_size),
+        str(_kv_bytes_per_token(spec)),
+        config.quantization,
+        config.kv_cache_dtype,
+        str(config.batch_invariant),
+    ]
+    return hashlib.sha256("\0".join(facts).encode() + scales).hexdigest()
 
 
 def make_forward(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from collections.abc import Sequence
@@ -14,7 +15,10 @@ from inflight_engine.execution.block_copies import DirectCopies, StagedCopies
 from inflight_engine.execution.memory.kv_size import KVCacheSizeError
 from inflight_engine.execution.memory.zeros import give_back, zeros
 from inflight_engine.models.parallel import ALONE, Parallel
+from inflight_engine.output import SharedBlocks
 
+_READ_BYTES = 8 << 20
+"""Host memory for blocks that other engines read."""
 _MEASURED_BLOCKS = 16
 _MEASURED_COPIES = 3
 
@@ -31,7 +35,6 @@ class HostCache:
         block_bytes: bytes of a block over all layers.
         device: device of the cache of `attention`.
         parallel: the runners that hold the other parts of each block.
-        identity: of the scales of a cache in fp8; what is stored means nothing with others.
 
     Raises:
         KVCacheSizeError: the system does not let this much memory be pinned.
@@ -45,15 +48,15 @@ class HostCache:
         device: torch.device,
         attention: AttentionBackend,
         parallel: Parallel = ALONE,
-        identity: str = "",
     ) -> None:
         self.num_blocks = num_blocks
         self._block_size = block_size
         self._device = device
         self._parallel = parallel
         self.block_bytes = block_bytes
-        self.identity = identity
-        self._blocks = zeros((num_blocks, block_bytes), torch.uint8, torch.device("cpu"))
+        self._file: int | None = None
+        self._num_read = max(1, _READ_BYTES // block_bytes) if num_blocks else 0
+        self._blocks = zeros((num_blocks + self._num_read, block_bytes), torch.uint8, torch.device("cpu"))
         if num_blocks and device.type == "cuda":
             _pin(self._blocks)
             # Not at exit: the driver takes everything back by itself then, and may be gone already.
@@ -78,6 +81,16 @@ class HostCache:
         """
         num_damaged = torch.stack([self._copies.copy_in(places, blocks) for places, blocks in copies])
         return self._parallel.all_reduce(num_damaged.float())
+
+    def share(self, block_ids: Sequence[int]) -> SharedBlocks:
+        """Write blocks of the KV cache to a file in memory, as far as there is room for them."""
+        places = range(self.num_blocks, self.num_blocks + min(len(block_ids), self._num_read))
+        self.copy_out(block_ids[: len(places)], places)
+        checksums = self.checksums(places)
+        if self._file is None:
+            self._file = os.memfd_create("inflight-kv-blocks")
+        num_bytes = os.pwrite(self._file, self._rows[places.start : places.stop].reshape(-1).data, 0)
+        return SharedBlocks(f"/proc/{os.getpid()}/fd/{self._file}", num_bytes, checksums)
 
     def row(self, place: int) -> memoryview:
         """Return the bytes of a host block."""

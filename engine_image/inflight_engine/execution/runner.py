@@ -24,7 +24,7 @@ from inflight_engine.execution.sampling.prompt_logprobs import PromptSpan, Promp
 from inflight_engine.execution.sampling.sampler import Sampler
 from inflight_engine.execution.token_feed import TokenFeed, choose_and_feed
 from inflight_engine.models.protocol import Model
-from inflight_engine.output import StepOutput
+from inflight_engine.output import SharedBlocks, StepOutput
 from inflight_engine.request import NO_TOKENS, TokenIds
 from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.scheduling.plan import Slots, SlotStart, StepPlan
@@ -99,6 +99,11 @@ class Runner:
         except Exception:
             self._in_flight.clear()
             raise
+
+    def share_blocks(self, block_ids: Sequence[int]) -> SharedBlocks:
+        """See `StepExecutor`."""
+        with self._inference_mode:
+            return self.host_cache.share(block_ids)
 
     def free_cache(self) -> None:
         """See `StepExecutor`. Addresses stay, so nothing that points into the cache has to be made again."""

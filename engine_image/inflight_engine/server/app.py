@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from inflight_contract.errors import ApiError
-from inflight_engine.server.admin import model_blocks
+from inflight_engine.server.admin import kv_blocks, model_blocks
 from inflight_engine.server.admin import routes as admin
 from inflight_engine.server.errors import ERRORS, describe_invalid, error_response
 from inflight_engine.server.http import channel, generate, health, openai, pooling, tokenize
@@ -56,6 +56,7 @@ def create_app(
     if admin_port is None:
         app.include_router(admin.admin_router)
         app.include_router(model_blocks.router)
+        app.include_router(kv_blocks.router)
     else:
         app.include_router(admin.elsewhere(admin_port, metrics=metrics_elsewhere))
     return app
@@ -64,7 +65,8 @@ def create_app(
 def create_admin_app(service: Service, responses: OpenResponses, drain: Callable[[], None]) -> FastAPI:
     """The application of the admin port; arguments as in `create_app`."""
     app = _app(service, responses, drain)
-    for router in (admin.router, admin.admin_router, model_blocks.router, health.router, health.metrics_router):
+    blocks = (model_blocks.router, kv_blocks.router)
+    for router in (admin.router, admin.admin_router, *blocks, health.router, health.metrics_router):
         app.include_router(router)
     return app
 

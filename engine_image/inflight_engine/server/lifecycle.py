@@ -32,6 +32,11 @@ log = logging.getLogger(__name__)
 LAST_WORDS_SECONDS = 5.0
 """Time for errors to reach their clients before the process ends."""
 
+RELAYED_DELAY_SECONDS = 1.0
+RELAYED_ONLY_SECONDS = 60.0
+"""A drain takes new requests no longer than the first where all requests of the latest minute came from relays: these
+send a request that is refused elsewhere."""
+
 AGREE_SECONDS = 5.0
 """Seconds between two looks for the version that the first pod of this rollout has."""
 
@@ -163,8 +168,10 @@ class Lifecycle:
     async def _drain(self) -> None:
         service, config = self._service, self._service.config
         if service.session.phase in (Phase.READY, Phase.RESTARTING):
-            log.info("draining: requests are taken for another %g s", config.drain_delay)
-            await self._first(self._stop_now.wait(), seconds=config.drain_delay)
+            service.heartbeats.leave(service.handover.source)
+            delay = self._delay()
+            log.info("draining: requests are taken for another %g s", delay)
+            await self._first(self._stop_now.wait(), seconds=delay)
         service.registry.admitting = False
         if service.session.failure.done() or self._stop_now.is_set():
             return
@@ -183,7 +190,14 @@ class Lifecycle:
         if ended:
             log.warning("drain timeout: %d requests were ended with an error", ended)
             await self._last_words()
+        await self._first(self._stop_now.wait(), service.handover.settled())
         log.info("drained")
+
+    def _delay(self) -> float:
+        """Seconds for which new requests are taken after the drain begins."""
+        registry, delay = self._service.registry, self._service.config.drain_delay
+        relayed_only = registry.relayed_at > time.monotonic() - RELAYED_ONLY_SECONDS > registry.direct_at
+        return min(delay, RELAYED_DELAY_SECONDS) if relayed_only else delay
 
     async def _end_now(self) -> str | None:
         self._service.registry.admitting = False

@@ -92,6 +92,7 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lifecycle.signal)
     admin_port = None if admin_listener is None else admin_listener.getsockname()[1]
+    service.handover.port = listener.getsockname()[1] if admin_port is None else admin_port
     servers = [_start(create_app(service, responses, lifecycle.drain, admin_port), listener)]
     if admin_listener is not None:
         servers.append(_start(create_admin_app(service, responses, lifecycle.drain), admin_listener))

@@ -18,6 +18,7 @@ from inflight_engine.server.admission.admission import QueueAdmission
 from inflight_engine.server.admission.peer_reads import PeerReads
 from inflight_engine.server.answers.channels import Channels
 from inflight_engine.server.answers.respond import Heartbeats
+from inflight_engine.server.engine.handover import Handover
 from inflight_engine.server.engine.session import EngineSession
 from inflight_engine.server.requests.counts import Counts
 from inflight_engine.server.requests.grammar_checks import CheckedGrammars
@@ -47,6 +48,7 @@ class Service:
         shown_ids: special tokens that these formats are made of.
         thinking: marks of the model's reasoning; None: none is known.
         grammars: validates those of requests.
+        handover: of the KV cache to engines that continue requests of this one.
         heartbeats: of open responses for relays.
         channels: of relays, for their streams.
         tenants: determines the tenant of a request.
@@ -70,6 +72,7 @@ class Service:
         self.deliveries = Deliveries()
         self.grammars = CheckedGrammars()
         self.channels = Channels(offered=not config.api_key)
+        self.handover = Handover(self.session)
         self.heartbeats = Heartbeats(lambda: self.session.stalled)
         self.fingerprint = ""
         self.tenants = Tenants(trusted=config.trust_tenant_header, key_file=config.tenant_key_file)

@@ -1,19 +1,19 @@
 """Requests that wait for blocks of the disk: which do, how long, and what the scheduler finds then."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from inflight_engine.cache.loading import LoadRates
-from inflight_engine.disk.loads import PIECE, DiskLoads
-from inflight_engine.disk.thread import Done
 from inflight_engine.request import FinishReason, Request, SamplingParams
 from inflight_engine.scheduling.running import hash_blocks
 from inflight_engine.scheduling.scheduler import Scheduler
+from inflight_engine.tier_loads import Done, TierLoads
 from tests.engine.scheduling.driver import SMALL
 
-SIZE = 4
+SIZE, PIECE = 4, 8
 CONFIG = replace(SMALL, num_blocks=64, max_model_len=200, num_host_blocks=40, preemption="swap")
 
 
@@ -21,6 +21,7 @@ class Thread:
     """Stand-in for the thread of the disk. `disk`: hashes that it has. `sent`: reads."""
 
     def __init__(self):
+        self.piece = PIECE
         self.disk = set()
         self.sent = []
         self.used = []
@@ -36,7 +37,7 @@ class Thread:
     def busy(self):
         return bool(self.sent or self.results)
 
-    def has(self, block_hash):
+    def finds(self, request, block_hash):
         return block_hash in self.disk
 
     def store(self, places, hashes):
@@ -71,13 +72,16 @@ class Waiting:
     def __init__(self, **fields):
         self.scheduler = Scheduler(replace(CONFIG, **fields))
         self.thread = Thread()
+        offload = self.scheduler.offload
+        offload.stored, offload.used, offload.damaged = self.thread.store, self.thread.touch, self.thread.drop
         self.now = 1000.0
         self.checksums = {}
         self.woken = 0
-        self.loads = DiskLoads(
+        self.loads = TierLoads(
             self.thread,
             self.scheduler.offload,
             self.scheduler.offload,
+            numbers=itertools.count(),
             device_has=lambda hashes: len(self.scheduler.running.pool.match(hashes)),
             set_checksums=lambda places, sums: self.checksums.update(zip(places, sums, strict=True)),
             block_size=SIZE,

@@ -42,7 +42,7 @@ class Engine:
             fields |= {"disk_path": str(folder), "disk_space": disk_blocks * (BLOCK_BYTES + 8192)}
         self.engine, _ = load(EngineConfig(**SIZES | fields), wake=self.woken.set)
         self.scheduler = self.engine._scheduler
-        self.disk = self.engine._disk
+        self.disk = None if folder is None else self.engine._behind.disk
         self.next_id = 0
         if self.disk is not None and wait:
             eventually(lambda: self.disk.thread._store is not None)
@@ -79,13 +79,14 @@ class Engine:
     def check_nothing_is_held(self):
         """No place of host memory and no block stays with a request that has ended."""
         eventually(lambda: not self.disk.thread._reads)
-        while self.disk.ready:
+        loads = self.disk.loads
+        while loads.ready:
             self.engine.step()
         assert self.scheduler.kv_usage == 0
         assert self.scheduler.offload._tier._pool.usage == 0
-        assert not self.disk._reads
-        assert not self.disk._number_of
-        assert not self.disk._waiting
+        assert not loads._reads
+        assert not loads._number_of
+        assert not loads._waiting
 
     def close(self):
         self.settle()
@@ -211,7 +212,7 @@ class Faults:
 def test_no_fault_of_a_tier_changes_a_token_or_leaves_anything(seed, prompts, alone, tmp_path, monkeypatch):
     """Slow, cut, corrupt and full disks, host memory that changes, and clients that leave."""
     monkeypatch.setattr("inflight_engine.disk.thread._PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr("inflight_engine.disk.loads._LEAST_PATIENCE", 0.0)
+    monkeypatch.setattr("inflight_engine.tier_loads._LEAST_PATIENCE", 0.0)
     faults = Faults(seed, monkeypatch)
     engine = Engine(tmp_path)
     rng = random.Random(seed)
@@ -274,7 +275,7 @@ def test_a_disk_that_hangs_costs_a_request_no_more_time_than_computing(prompts, 
     monkeypatch.setattr(DiskStore, "read", hanging)
     assert engine.answer(prompts[:2]) == alone[:2]
     assert engine.disk.thread.num_loaded == 0
-    assert engine.disk._reads, "what hangs is still to come"
+    assert engine.disk.loads._reads, "what hangs is still to come"
     hangs.set()
     engine.check_nothing_is_held()
     engine.close()

@@ -82,7 +82,7 @@ def test_what_is_written_is_read_to_another_place(open_thread, memory):
     thread = open_thread()
     memory.put(0, NAMES[3])
     written(thread, 0, NAMES[3])
-    until(lambda: thread.has(NAMES[3]))
+    until(lambda: thread.finds(None, NAMES[3]))
     thread.load(Read(5, [NAMES[3], NAMES[4]], [7, 8]))
     assert thread.woken.acquire(timeout=10)
     assert thread.take() == [Done(5, [4 * BLOCK])], "the second is not there"
@@ -99,7 +99,7 @@ def test_a_place_that_has_other_content_by_now_is_not_written(open_thread, memor
     memory.put(2, NAMES[2])
     written(thread, 2, NAMES[2])
     until(lambda: thread.num_stored == 1)
-    assert [name for name in NAMES if thread.has(name)] == [NAMES[2]]
+    assert [name for name in NAMES if thread.finds(None, name)] == [NAMES[2]]
 
 
 def test_a_place_that_gets_other_content_while_it_is_written_is_not_found(open_thread, memory, monkeypatch):
@@ -116,7 +116,7 @@ def test_a_place_that_gets_other_content_while_it_is_written_is_not_found(open_t
     memory.put(2, NAMES[2])
     thread.store([2], [NAMES[2]])
     until(lambda: thread.num_stored == 1)
-    assert not thread.has(NAMES[0])
+    assert not thread.finds(None, NAMES[0])
 
 
 def test_blocks_beyond_the_bound_of_the_queue_are_dropped_and_counted(open_thread, memory):
@@ -148,7 +148,7 @@ def test_a_block_that_is_used_again_stays_when_others_need_room(open_thread, mem
     memory.put(2, NAMES[2])
     thread.store([2], [NAMES[2]])
     until(lambda: thread.num_stored == 3)
-    assert [name for name in NAMES if thread.has(name)] == [NAMES[0], NAMES[2]]
+    assert [name for name in NAMES if thread.finds(None, name)] == [NAMES[0], NAMES[2]]
 
 
 def test_until_the_disk_is_open_nothing_is_found_or_written_and_no_read_waits(tmp_path, memory):
@@ -164,7 +164,7 @@ def test_until_the_disk_is_open_nothing_is_found_or_written_and_no_read_waits(tm
     thread.store([0], [NAMES[0]])
     thread.touch([NAMES[0]])
     thread.load(Read(1, [NAMES[0]], [1]))
-    assert (thread.has(NAMES[0]), thread.usage(), thread.take()) == (False, 0, [Done(1, [])])
+    assert (thread.finds(None, NAMES[0]), thread.usage(), thread.take()) == (False, 0, [Done(1, [])])
     assert not thread.wait_open(0.01), "a disk that takes long is not waited for"
     opens.set()
     assert thread.wait_open(10)
@@ -211,7 +211,7 @@ def test_a_store_that_cannot_be_opened_is_no_store(memory):
     thread.start()
     assert thread.wait_open(10), "nobody waits for a disk that cannot be opened"
     thread.store([0], [NAMES[0]])
-    assert (thread.has(NAMES[0]), thread.usage(), thread.num_dropped) == (False, 0, 0)
+    assert (thread.finds(None, NAMES[0]), thread.usage(), thread.num_dropped) == (False, 0, 0)
 
 
 def test_of_a_disk_that_hangs_the_block_is_known_and_reads_that_are_not_begun_can_be_given_up(

@@ -14,12 +14,14 @@ from inflight_engine.formats.choose import ModelText
 from inflight_engine.messages import (
     AddRequest,
     Admission,
+    BlocksRead,
     CancelRequest,
     Configure,
     Configured,
     EngineReady,
     Finished,
     FlushRecord,
+    ReadBlocks,
     RecordFlushed,
     Sleep,
     Slept,
@@ -132,6 +134,7 @@ class FakeEngine(asyncio.Protocol):
     """`requests`, `cancels`, `configurations`, `costs` and `flushes` are what arrived; `report` sends one step.
     `prompts`: what came with a request, and not with the one before.
 
+    `reads`: hashes of blocks that were to be read; `blocks` is the answer: checksums, path and length.
     `sleeps`: calls to sleep, of which it has done none where it is `busy`.
     `answering`: it answers what changes its configuration. `weights`: of service classes, in force.
     """
@@ -141,6 +144,7 @@ class FakeEngine(asyncio.Protocol):
         self.prompts = []
         self.answering, self.weights = True, {}
         self.sleeps, self.busy = 0, False
+        self.reads, self.blocks = [], (b"", "", 0)
         self._decoder = FrameDecoder.for_engine()
         self._arrived = asyncio.Condition()
         self._steps = 0
@@ -171,6 +175,9 @@ class FakeEngine(asyncio.Protocol):
                 case Sleep():
                     self.sleeps += 1
                     self.send(Slept(message.call_id, None if self.busy else NO_STATS))
+                case ReadBlocks():
+                    self.reads.append(message.hashes)
+                    self.send(BlocksRead(message.call_id, *self.blocks))
 
     def send(self, message):
         self._transport.write(encode(message))

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -33,7 +34,7 @@ from inflight_engine.execution.parallel.process_group import join
 from inflight_engine.execution.runner import Runner
 from inflight_engine.grammars.compiled import Grammars
 from inflight_engine.models.checkpoints.source import resolve_configured
-from inflight_engine.output import StepOutput
+from inflight_engine.output import SharedBlocks, StepOutput
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_settings.engine import EngineConfig
 
@@ -87,6 +88,9 @@ class TensorParallelRunner:
             return self._runner.collect()
         except Exception:
             _leave()
+
+    def share_blocks(self, block_ids: Sequence[int]) -> SharedBlocks:
+        raise AssertionError("workers keep their parts of the blocks")
 
     def free_cache(self) -> None:
         raise AssertionError("workers keep their parts of the cache")

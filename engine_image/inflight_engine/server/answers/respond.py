@@ -36,10 +36,28 @@ class Heartbeats:
     def __init__(self, silent: Callable[[], bool]) -> None:
         self._relays = _Beats(_RELAY_PERIOD, silent)
         self._clients = _Beats(CLIENT_PERIOD, lambda: False)
+        self._source: Callable[[str], str | None] | None = None
 
     def __len__(self) -> int:
         """Number of open responses."""
         return len(self._relays) + len(self._clients)
+
+    def leave(self, source: Callable[[str], str | None]) -> None:
+        """Tell relays from now on that this replica drains, where others can go on with its requests.
+
+        Args:
+            source: returns the name of this engine at an address, for relays; None: it has none.
+        """
+        self._source = source
+        for writer in self._relays.open:
+            self.greet(writer)
+
+    def greet(self, writer: AnswerWriter) -> None:
+        """Tell the relay of a response that this replica drains, if it does."""
+        if self._source is not None:
+            name = self._source(writer.host)
+            if name is not None:
+                writer.name_source(name)
 
     def of(self, call: Call) -> _Beats | None:
         """The heartbeats of a call's response; None: it has none."""
@@ -66,6 +84,11 @@ class _Beats:
     def __len__(self) -> int:
         """Number of open responses."""
         return len(self._round_of)
+
+    @property
+    def open(self) -> list[AnswerWriter]:
+        """The open responses."""
+        return [*self._round_of]
 
     def add(self, stream: AnswerWriter) -> None:
         """Add an open response."""
@@ -133,7 +156,9 @@ class GenerationResponse(Response):
                 beats.add(writer)
             try:
                 if call.relayed:
+                    writer.host = (scope.get("server") or ("",))[0]
                     writer.begin()
+                    self._heartbeats.greet(writer)
                 call.inbox.read(writer.write)
                 await writer.complete
             finally:

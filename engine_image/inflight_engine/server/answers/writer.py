@@ -102,10 +102,12 @@ class AnswerWriter:
     Attributes:
         complete: done when all data is written, or no more may be written.
         written_at: monotonic time of the last write; before the first one, of the beginning.
+        host: address at which its client reached this server.
     """
 
     def __init__(self, call: Call, answer: AnswerFormat, send: Send, send_body: Send, number: int | None = 0) -> None:
         self.complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.host = ""
         self._call = call
         self._answer = answer
         self._send = send
@@ -121,6 +123,8 @@ class AnswerWriter:
         self._first_due = not any(self._reported) and not self._ended
         self._blocks = call.blocks
         """Names of the prompt's blocks that are not written: with the first token, when all of them are there."""
+        self._source = b""
+        """The note that names this replica; empty: none is to be written."""
         self.written_at = time.monotonic()
 
     def begin(self) -> None:
@@ -134,6 +138,13 @@ class AnswerWriter:
             self._unwritten.update(dict.fromkeys(changed))
         elif not self.complete.done():
             self._run(self._write(changed))
+
+    def name_source(self, name: str) -> None:
+        """Tell a relay, with the next data at the latest, that this replica drains, and its name as a source of keys
+        and values."""
+        self._source = b":d %b\n\n" % name.encode()
+        if self._sending is None and not self.complete.done():
+            self._run(self._send_chunks([]))
 
     def beat(self) -> None:
         """Write a heartbeat, unless the client does not read."""
@@ -291,6 +302,8 @@ class AnswerWriter:
                 if self._number is not None:
                     headers[CHANNEL_HEADER.lower()] = str(self._number)
             await self._send({"type": "http.response.start", "status": 200, "headers": raw_headers(headers)})
+        if self._source:
+            chunks, self._source = [self._source, *chunks], b""
         if chunks:
             self.written_at = time.monotonic()
             await self._send_body({"type": "http.response.body", "body": b"".join(chunks), "more_body": not last})

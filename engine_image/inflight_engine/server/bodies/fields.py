@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from inflight_contract.errors import bad_request
+from inflight_contract.kv_blocks import MOST_SOURCE_BYTES
 from inflight_engine.formats.choose import Chosen
 from inflight_engine.formats.parser import Parsing
 from inflight_engine.grammars.sources import Source
@@ -269,11 +270,13 @@ class ContinuedChoice(Body):
 
 class Continuation(Body):
     """The part of an answer that another replica wrote. `choices`: all of them. `created`: that of its chunks.
-    `sequence_number`: of the next event, in streams that number them."""
+    `sequence_number`: of the next event, in streams that number them. `source`: name of that replica, where it may have
+    the keys and values still."""
 
     choices: Annotated[list[ContinuedChoice], Field(min_length=1, fail_fast=True)]
     created: Annotated[int, Field(ge=0, lt=2**63)]
     sequence_number: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    source: Annotated[str, Field(max_length=MOST_SOURCE_BYTES)] | None = None
 
 
 class GenerationFields(SamplingFields, SchedulingFields):

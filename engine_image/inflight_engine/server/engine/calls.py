@@ -8,14 +8,23 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from inflight_contract.errors import ApiError
-from inflight_engine.messages import Configure, Configured, FlushRecord, RecordFlushed, Sleep, Slept
+from inflight_engine.messages import (
+    BlocksRead,
+    Configure,
+    Configured,
+    FlushRecord,
+    ReadBlocks,
+    RecordFlushed,
+    Sleep,
+    Slept,
+)
 
 ANSWER_SECONDS = 60.0
 """Time limit of a call. The engine answers between two steps: if a step takes longer, the caller gets 504, and the call
 is in force once the step is done."""
 
-Question: TypeAlias = Configure | FlushRecord | Sleep
-Answer: TypeAlias = Configured | RecordFlushed | Slept
+Question: TypeAlias = Configure | FlushRecord | Sleep | ReadBlocks
+Answer: TypeAlias = Configured | RecordFlushed | Slept | BlocksRead
 
 
 class EngineCalls:
@@ -24,10 +33,10 @@ class EngineCalls:
     def __init__(self, send: Callable[[Question], None]) -> None:
         self._send = send
         self._call_ids = itertools.count()
-        self._open: dict[int, asyncio.Future[None]] = {}
+        self._open: dict[int, asyncio.Future[Answer]] = {}
         self._failure: ApiError | None = None
 
-    async def ask(self, question: Callable[[int], Question]) -> None:
+    async def ask(self, question: Callable[[int], Question]) -> Answer:
         """Wait for the engine's response; the configuration in it is in force by then.
 
         Raises:
@@ -39,7 +48,7 @@ class EngineCalls:
         self._send(question(call_id))
         answered = self._open[call_id] = asyncio.get_running_loop().create_future()
         try:
-            await asyncio.wait_for(answered, ANSWER_SECONDS)
+            return await asyncio.wait_for(answered, ANSWER_SECONDS)
         except TimeoutError:
             raise ApiError(504, f"the engine did not answer within {ANSWER_SECONDS:g} s") from None
         finally:
@@ -58,7 +67,7 @@ class EngineCalls:
         """Complete the call of this response; responses to timed-out calls are ignored."""
         waiting = self._open.get(answer.call_id)
         if waiting is not None and not waiting.done():
-            waiting.set_result(None)
+            waiting.set_result(answer)
 
     def fail(self, error: ApiError) -> None:
         """Fail calls in flight, and new ones until `resume`, with `error`."""

@@ -16,6 +16,7 @@ from inflight_engine.messages import (
     SHORT_STEP_SECONDS,
     AddRequest,
     BlocksChanged,
+    BlocksRead,
     Configured,
     EngineFailed,
     EngineReady,
@@ -178,7 +179,7 @@ class EngineSession:
                 self.progress.made(now)
                 self.runtime.applied(message)
                 self.calls.answered(message)
-            case RecordFlushed():
+            case RecordFlushed() | BlocksRead():
                 self.progress.made(now)
                 self.calls.answered(message)
             case Slept():

@@ -61,6 +61,9 @@ _PROCESS_COUNTERS = (
     "num_disk_stalled",
     "num_disk_full",
     "num_disk_late",
+    "num_peer_loaded",
+    "num_peer_failed",
+    "num_peer_late",
 )
 """Counters of `StepStats` that begin at zero in each engine process."""
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inflight_contract.errors import ApiError
+from inflight_contract.kv_blocks import KVSource
 from inflight_engine.formats.parser import Parsing
 from inflight_engine.grammars.thinking import reasoning_tokens
 from inflight_engine.models.tokens.detokenizer import IncrementalDetokenizer
@@ -41,6 +42,7 @@ class GenerationRequest:
         index: place of the choice in the call.
         stop: stop strings, found here; stop token ids are in `sampling` and found by the engine.
         stop_reasons: stop token ids of the client's own.
+        kv_source: engine that may have its keys and values; None: none is known.
         with_stop: the stop string or token that ends the text is part of it.
         streaming: tokens are delivered as they arrive, not at the end.
         relayed: a relay reads its progress, and can continue it at another replica.
@@ -75,6 +77,7 @@ class GenerationRequest:
     shown_ids: frozenset[int] = frozenset()
     stop_reasons: frozenset[int] = frozenset()
     with_stop: bool = False
+    kv_source: KVSource | None = None
 
 
 class Generation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -50,11 +51,13 @@ class RequestRegistry:
     """Listens to the session. All methods run in the event loop.
 
     Attributes:
-        admitting: new requests are accepted (for `drain_delay` seconds also while draining).
+        admitting: new requests are accepted (also for a time while draining).
+        relayed_at, direct_at: when the latest request came from a relay, and from others; seconds, monotonic.
     """
 
     def __init__(self, config: ServerConfig, session: EngineSession, admission: QueueAdmission, counts: Counts) -> None:
         self.admitting = True
+        self.relayed_at = self.direct_at = -math.inf
         self._session = session
         self._admission = admission
         self._counts = counts
@@ -156,6 +159,10 @@ class RequestRegistry:
         unfinished = [generation for generation in generations if not generation.done]
         if not unfinished:
             return generations
+        if requests[0].relayed:
+            self.relayed_at = arrived
+        else:
+            self.direct_at = arrived
         service_class = requests[0].scheduling.service_class
         first = unfinished[:at_once]
         later = deque(unfinished[len(first) :])
@@ -398,6 +405,7 @@ def _messages(generations: Sequence[tuple[Generation, bool]]) -> Iterator[AddReq
             announce_start=announce_start,
             external_id=request.external_id,
             output_token_ids=_packed(generation.token_ids),
+            kv_source=request.kv_source,
         )
 
 

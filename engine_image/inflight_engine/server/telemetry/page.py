@@ -71,8 +71,23 @@ _TIER_BLOCKS = (
 )
 """Counters by tier: name, documentation, and the counters of the engine in host memory and on a disk."""
 
+_PEER_COUNTERS = (
+    ("inflight_peer_loaded_blocks", "KV blocks read from engines that drain.", "num_peer_loaded"),
+    (
+        "inflight_peer_failed_reads",
+        "Reads of KV blocks from engines that drain, that failed; what they were for is computed.",
+        "num_peer_failed",
+    ),
+    (
+        "inflight_peer_late_requests",
+        "Requests that compute KV blocks which an engine that drains had, as not all came in time.",
+        "num_peer_late",
+    ),
+)
+"""Counters of `PeerReader` and its `TierLoads`: name, documentation, and the counter of the engine."""
+
 _REFUSALS = ("slower", "stalled", "full", "late")
-"""Reasons of `DiskLoads`."""
+"""Reasons of `TierLoads`."""
 
 
 class EngineMetrics(Collector):
@@ -229,6 +244,9 @@ def _tiers(page: Families, counts: Counts, load: Load, tiers: Collection[str]) -
             )
     for name, documentation, host, disk in _TIER_BLOCKS:
         page.counters(name, documentation, ("tier",), rows(since_start[host], since_start[disk]))
+    if HOST_TIER in tiers:
+        for name, documentation, peer in _PEER_COUNTERS:
+            page.counter(name, documentation, since_start[peer])
     if DISK_TIER in tiers:
         page.counters(
             "inflight_tier_dropped_blocks",

@@ -1,0 +1,1 @@
+"""Blocks of keys and values from other engines of the service."""
