@@ -150,12 +150,16 @@ class History:
 
     @property
     def avoid(self) -> Collection[str]:
-        """Endpoints that failed this request, in this order."""
+        """Endpoints that this request has left, in this order: they failed it, or drain."""
         return self._avoid.keys()
 
     def begin(self) -> None:
         """Counts an attempt that begins."""
         self.number += 1
+
+    def moved(self, endpoint: str) -> None:
+        """Notes that the request leaves an engine that drains: it has not failed."""
+        self._avoid[endpoint] = None
 
     def failed(
         self, failure: Failure, endpoint: str, now: float, *, advanced: bool, refused: Collection[str] = ()

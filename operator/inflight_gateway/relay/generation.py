@@ -54,6 +54,9 @@ _NO_USAGE = b',"usage":null'
 _FAILED = (500, 502, 504)
 """Statuses with which an engine of another make says that it failed; ours says so in a frame."""
 
+_MOVE_AGAIN_S = 1.0
+"""Seconds after which another engine is asked for again, while one that drains goes on."""
+
 _MAX_EVENT_BYTES = 64 * 2**10
 """Most bytes of an engine's error object that are sent as an event."""
 
@@ -179,12 +182,25 @@ class Generation:
             ),
             self,
         )
+        self._wait_later()
+
+    def _wait_later(self) -> None:
         if self._record.stream and self._waiting is None:
             self._waiting = self._loop.call_later(self._shared.tuning.waiting_s, self._wait)
+
+    def held(self) -> None:
+        """No engine takes the attempt now."""
+        if self._attempt is not None:
+            self._stay()
 
     def go(self, go: Go) -> None:
         """The request goes to these engines."""
         self._asking = False
+        if self._attempt is not None:
+            if go.endpoints[0] in self._history.avoid or not self._may_move():
+                self._stay()
+                return
+            self._leave_draining(self._attempt)
         config, signing = self._config, self._shared.admission.engine_headers
         unsigned = signing.refusal(config)
         if unsigned is not None:  # the gateway key went since the head was checked
@@ -284,6 +300,9 @@ class Generation:
     def refused(self, refuse: Refuse) -> None:
         """No engine takes the attempt."""
         self._asking = False
+        if self._attempt is not None:
+            self._stay()
+            return
         error = refused(refuse)
         if self._history.number > 1 and error.status == 503:
             self._failed(Failure.BUSY, retry_after_s=_retry_after(refuse.headers), said=None)
@@ -295,7 +314,8 @@ class Generation:
     def _wait(self) -> None:
         """Tells the client that its stream waits: proxies in front cut streams that are silent for a minute."""
         self._waiting = None
-        if self._asking or (self._delivery.started and not self._answer.advanced):
+        waits = self._asking and self._attempt is None
+        if waits or (self._delivery.started and not self._answer.advanced):
             self._delivery.wait(self._limit_headers)
             self._waiting = self._loop.call_later(self._shared.tuning.waiting_s, self._wait)
 
@@ -369,6 +389,38 @@ class Generation:
             self._attempt.first_token()
         if answer.has_tokens:
             delivery.send(now)
+        if answer.drains:
+            answer.drains = False
+            self._move()
+
+    def _move(self) -> None:
+        """Asks for another engine, as this one drains. It answers on until there is one."""
+        if self._attempt is not None and not self._asking and self._may_move():
+            self._shared.asks.left(self._record.request_id)
+            self._history.moved(self._attempt.endpoint)
+            self._ask()
+
+    def _may_move(self) -> bool:
+        return self._may_continue() and not self._answer.all_finished
+
+    def _may_continue(self) -> bool:
+        answer = self._answer
+        return (self._config.continuation and answer.continues) or not answer.has_tokens
+
+    def _stay(self) -> None:
+        """Goes on at the engine that drains, and asks again later."""
+        assert self._attempt is not None
+        self._asking, answer = False, self._answer
+        self._shared.asks.stays(self._record.request_id, self._attempt.endpoint, lambda: answer.num_tokens)
+        self._timer = self._loop.call_later(_MOVE_AGAIN_S * random.uniform(0.8, 1.2), self._move)
+
+    def _leave_draining(self, attempt: Attempt) -> None:
+        """Leaves an engine for another one."""
+        attempt.cancel()
+        self._attempt = None
+        self._delivery.forget()
+        if not self._answer.has_tokens:
+            self._answer = self._new_answer()
 
     def _garbled(self) -> None:
         assert self._attempt is not None
@@ -392,6 +444,8 @@ class Generation:
     def _ended(self, ended: Ended, data: bytes, now: float) -> None:
         assert self._attempt is not None
         if ended.ending is Ending.WHOLE and not self._record.stream:
+            if self._asking:  # a client may take long to read it
+                self._stay()
             self._attempt.read_rest()
             self._attempt = None
             self._record.status = ended.status
@@ -487,6 +541,8 @@ class Generation:
 
     def _failed(self, failure: Failure, *, retry_after_s: float | None = None, said: ClientError | None = None) -> None:
         now = self._loop.time()
+        if self._timer is not None:
+            self._timer.cancel()
         if self._plain is not None and self._answer.advanced:
             self._end(error="engine_lost")
             self._client.abort()
@@ -512,14 +568,17 @@ class Generation:
             failure,
             tried,
             replace(self._shared.tuning.limits, max_attempts=self._config.max_attempts),
-            continues=(self._config.continuation and answer.continues) or not answer.has_tokens,
+            continues=self._may_continue(),
             retry_after_s=retry_after_s,
             said=said,
         )
-        if isinstance(step, Again) and step.after_s == 0 and not self._shared.budget.retry(now):
+        free = self._asking  # It drained, and another one is asked for already.
+        if isinstance(step, Again) and step.after_s == 0 and not free and not self._shared.budget.retry(now):
             step = decide.OUT_OF_BUDGET
         if isinstance(step, ClientError):
             self._refuse(step)
+        elif free:
+            self._wait_later()
         else:
             # Jitter, so that requests that failed together do not retry together.
             self._timer = self._loop.call_later(step.after_s * random.uniform(0.8, 1.2), self._ask)

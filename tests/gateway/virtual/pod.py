@@ -209,6 +209,8 @@ class _Asked:
     def refused(self, refuse: Refuse) -> None:
         self._set(refuse)
 
+    def held(self) -> None: ...
+
     def _set(self, answer: Go | Refuse) -> None:
         if not self.answer.done():
             self.answer.set_result(answer)

@@ -6,6 +6,7 @@ memory and no conversion.
 
 from __future__ import annotations
 
+import re
 from base64 import b64decode
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
 
+from inflight_contract.kv_blocks import MOST_SOURCE_BYTES
 from inflight_gateway.types import MOST_NAMED, NAME_BYTES, PromptBlocks
 
 MAX_TOKENS = 2**20
@@ -26,6 +28,9 @@ _MAX_REASON_BYTES = 64
 
 _MAX_NAMES_BYTES = (MOST_NAMED * NAME_BYTES + 2) // 3 * 4
 """Longest names of a prompt's blocks, in base64."""
+
+_SOURCE = re.compile(rb"[ !#-\[\]-~]{1,%d}" % MOST_SOURCE_BYTES)
+"""Characters that a JSON string can have as they are."""
 
 _LARGEST = 2**31 - 1
 """Largest number of tokens that is read."""
@@ -78,6 +83,8 @@ class Answer:
     Attributes:
         usage: None: not reported.
         blocks: of the prompt, until their reader removes them; None: the engine did not tell them.
+        drains: the engine of the current attempt has said so, until the reader takes note.
+        source: name by which the latest engine that drained lets others read its keys and values; None: none did.
         continues: False: the ids of some of its tokens are not known, so that no engine can go on.
         has_tokens: any choice has a token, or is complete without one.
         advanced: the current attempt has added a token or completed a choice.
@@ -91,8 +98,10 @@ class Answer:
         "advanced",
         "blocks",
         "continues",
+        "drains",
         "has_tokens",
         "size",
+        "source",
         "usage",
     )
 
@@ -102,13 +111,14 @@ class Answer:
         self._choices: dict[int, Choice] = {}
         self.usage: Usage | None = None
         self.blocks: PromptBlocks | None = None
-        self.has_tokens = self.advanced = False
+        self.source: bytes | None = None
+        self.has_tokens = self.advanced = self.drains = False
         self.continues = True
         self.size = 0
 
     def begin_attempt(self) -> None:
         """Begins an attempt, which continues the tokens so far, or starts from scratch if there are none."""
-        self.advanced = False
+        self.advanced = self.drains = False
         if not self.has_tokens:
             self._choices.clear()
 
@@ -175,6 +185,10 @@ class Answer:
                 self.usage = msgspec.json.decode(note[2:], type=Usage)
             elif kind == b"b ":
                 self.blocks = _blocks(note[2:])
+            elif kind == b"d ":
+                if not _SOURCE.fullmatch(note[2:]):
+                    raise ValueError("no name of a source")
+                self.source, self.drains = note[2:], True
             elif kind == b"w ":
                 ended = Ended(Ending.WHOLE, _status(note[2:]))
             elif kind == b"e ":
@@ -217,8 +231,10 @@ class Answer:
             ValueError: a token id is no number.
         """
         choices = [_continued(self._choices.get(index, _NOTHING)) for index in range(self._num_choices)]
-        numbered = b"" if events is None else b',"sequence_number":%d' % events
-        field = b'{"choices":[%b],"created":%d%b}' % (b",".join(choices), created, numbered)
+        more = b"" if events is None else b',"sequence_number":%d' % events
+        if self.source is not None:
+            more += b',"source":"%b"' % self.source
+        field = b'{"choices":[%b],"created":%d%b}' % (b",".join(choices), created, more)
         opened = body.rstrip().removesuffix(b"}")
         return b'%b,"inflight_continuation":%b}' % (opened, field)
 

@@ -36,7 +36,10 @@ SETTLED_S = 10.0
 
 
 class Asked(Protocol):
-    """Receiver of the answer to an `Ask`: one call, unless the request ends before."""
+    """Receiver of the answer to an `Ask`: `go` or `refused`, unless the request ends before."""
+
+    def held(self) -> None:
+        """The answer comes later."""
 
     def go(self, go: Go) -> None: ...
 
@@ -145,6 +148,16 @@ class Asks:
             if request.place.link is not None:
                 request.place.link.send(Left(request_id, request.ask.attempt))
 
+    def stays(self, request_id: str, address: str, tokens: Callable[[], int]) -> None:
+        """Asks no more: the engine before the newest attempt goes on with a request. Arguments as of `answering`."""
+        request = self._requests[request_id]
+        request.asked, request.address, request.tokens = None, address, tokens
+        link = request.place.link
+        if link is not None:
+            link.asked.pop(request_id, None)
+            request.ask = replace(request.ask, body=replace(request.ask.body, blocks=b""))
+            self._tell(request, link, self._loop.time())
+
     def ended(self, report: Finished) -> None:
         """Notes that a request has ended, and reports it to the picker that has it."""
         self._alone.ended(report, self._loop.time())
@@ -179,6 +192,7 @@ class Asks:
         elif isinstance(message, Held):
             request.admitted = True
             link.asked.pop(message.id, None)
+            request.asked.held()
         else:
             if isinstance(message, Go):
                 request.counted = message.endpoints[0]

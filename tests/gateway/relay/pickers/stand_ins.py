@@ -227,6 +227,8 @@ class Asked:
     def refused(self, refuse: Refuse) -> None:
         self.answer.set_result(refuse)
 
+    def held(self) -> None: ...
+
 
 class Relay:
     """A relay of the first pod. Create it in the event loop. Attributes: keys: that it was told."""
