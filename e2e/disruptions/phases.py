@@ -12,16 +12,24 @@ from functools import partial
 
 from e2e.disruptions import processes
 from e2e.disruptions.faulty_page import faulty_page
-from e2e.disruptions.stage import GATEWAY, OPERATOR, REPLICAS, Stage, replicas, system_pods
+from e2e.disruptions.stage import GATEWAY, OPERATOR, REPLICAS, Stage, replicas, specification, system_pods
 from tools.localcluster import ClusterError, build_image, kubectl, layout
 from tools.localcluster.node.own_node import OwnNode
 from tools.testbed.helm import CHART, OPERATOR_NAMESPACE, RELEASE, helm
+from tools.testbed.load_pod import driver_pod
 from tools.testbed.pods import Pod
 
 CHANGES = 20
 CHANGE_SECONDS = 1.0
 AWAY_SECONDS = 60
 DRAIN_SECONDS = 20
+LONG = 20
+LONG_ANSWERS = [
+    f"--clients={LONG}", f"--requests={LONG}", "--max-tokens=500", "--prompt-words=20", "--patience=120",
+    "--seconds=600",
+]  # fmt: skip
+LONG_SECONDS = 8
+"""Time in which they get some of their tokens."""
 HANG_SECONDS = 75
 """Duration of a hang, longer than the clients' patience, so that requests to the pod are counted as lost."""
 
@@ -179,6 +187,36 @@ def pod_deleted(stage: Stage) -> Iterator[None]:
     kubectl("-n", stage.service.namespace, "delete", "pod", victim.name, "--wait=false")
     stage.wait("the pod gone", lambda: victim.uid not in {pod.uid for pod in stage.pods()})
     stage.wait_ready(REPLICAS)
+
+
+def handed_over(stage: Stage) -> Iterator[None]:
+    """With host memory for keys and values, the other pod goes on with the answers of a pod that is deleted."""
+    stage.apply(engine=specification()["engine"] | {"kvCache": {"swap": "256Mi"}})
+    stage.wait("pods with host memory", stage.rolled_out)
+    stage.wait_ready(REPLICAS)
+    yield
+    with driver_pod(stage.service, "load-long-answers", LONG_ANSWERS, image=stage.image) as load:
+        victim, other = stage.ready_pods()
+        stage.wait("long answers at the pod", lambda: _sample(stage, victim, "vllm:num_requests_running") >= LONG // 3)
+        time.sleep(LONG_SECONDS)
+        began = time.monotonic()
+        kubectl("-n", stage.service.namespace, "delete", "pod", victim.name, "--wait=false")
+        stage.wait("the pod gone", lambda: victim.uid not in {pod.uid for pod in stage.pods()})
+        gone = time.monotonic() - began
+        if load.exit_code(stage.wait_seconds) != 0:
+            raise RuntimeError("long answers were lost")
+    read = _sample(stage, other, "inflight_peer_loaded_blocks_total")
+    stage.note = f"gone after {gone:.1f} s, {read:.0f} blocks of its answers read by the other pod"
+    if not read:
+        raise RuntimeError("the other pod computed all answers anew")
+    stage.wait_ready(REPLICAS)
+
+
+def _sample(stage: Stage, pod: Pod, name: str) -> float:
+    """The value of a metric on an engine's page."""
+    path = f"/api/v1/namespaces/{stage.service.namespace}/pods/{pod.name}:8001/proxy/metrics"
+    lines = kubectl("get", "--raw", path).splitlines()
+    return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
 
 
 def engine_killed(stage: Stage) -> Iterator[None]:
@@ -339,6 +377,12 @@ _ORDER = (
     Phase("node-drained", "kubectl drain against the disruption budget, then uncordon", node_drained),
     Phase("limits-changed", f"tuning bounds patched every second, {CHANGES} times", limits_changed),
     Phase("pod-deleted", "kubectl delete of one pod", pod_deleted),
+    Phase(
+        "handed-over",
+        f"kubectl delete of one pod with host memory and {LONG} answers of 500 tokens under way",
+        handed_over,
+        of_gateway=True,
+    ),
     Phase("engine-killed", "kill -9 of the engine process of one pod", engine_killed, from_node=True),
     Phase("pod-killed", "kill -9 of every process of one pod", pod_killed, from_node=True),
     Phase("pod-hung", "SIGSTOP to every process of one pod", pod_hung, from_node=True),

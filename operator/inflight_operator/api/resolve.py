@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from inflight_base.manifest import engines
 from inflight_base.manifest.engines import EngineType
 from inflight_base.manifest.lenient import Part
-from inflight_base.manifest.units import parse_duration, parse_share
+from inflight_base.manifest.units import parse_duration, parse_quantity, parse_share
 from inflight_operator.api.engine.fields import BUCKETS, Model
 from inflight_operator.api.pods.rollout import WAVE, Rollout
 from inflight_operator.api.spec import InferenceServiceSpec
@@ -113,6 +113,13 @@ def is_stored(source: str) -> bool:
 def asks_peers(spec: InferenceServiceSpec) -> bool:
     """Returns True if engines read weights from each other."""
     return bool(spec.model.peers) and spec.engine.type == engines.INFLIGHT and is_stored(spec.model.source)
+
+
+def hands_over(spec: InferenceServiceSpec) -> bool:
+    """Returns True if engines that drain hand the keys and values of their requests over to others."""
+    return (
+        spec.gateway.enabled and spec.engine.type == engines.INFLIGHT and parse_quantity(spec.engine.kv_cache.swap) > 0
+    )
 
 
 def disk_size(spec: InferenceServiceSpec) -> str:

@@ -6,8 +6,9 @@ may reach the admin port. Policies add up, so one that let all in would do so in
 the service requires API keys, only from the gateway, which checks them, and from those peers; so without a gateway, no
 client reaches such a service. Engines whose metrics are on the serving port let the operator in too. The admin port
 only from the operator's pods, from the peers the operator was installed with, such as Prometheus, and with
-`spec.model.peers` from the service's own pods, whose engines read weights from each other: calls that change an engine
-are signed or carry the token, and users have no way to try one. An operator outside the cluster has no pods to select,
+`spec.model.peers`, or behind the gateway with `spec.engine.kvCache.swap`, from the service's own pods, whose engines
+read weights, or keys and values, from each other: calls that change an engine are signed or carry the token, and users
+have no way to try one. An operator outside the cluster has no pods to select,
 so the admin port of its engines is open, and the serving port of those whose metrics are on it. The ports of KV cache
 events only from the gateway. Kubernetes always lets the node reach its own pods, and the kubelet's probes use the
 serving port.
@@ -31,7 +32,7 @@ from inflight_base.manifest.names import (
 )
 from inflight_operator.api.engine.fields import REMOTE
 from inflight_operator.api.pods.network import peers
-from inflight_operator.api.resolve import asks_peers, engine_type
+from inflight_operator.api.resolve import asks_peers, engine_type, hands_over
 from inflight_operator.api.types import InferenceService
 from inflight_operator.render.metadata import child
 from inflight_operator.render.observability import collector_egress, observability_of
@@ -62,7 +63,8 @@ def network_policy(service: InferenceService, settings: Settings, *, leaving: bo
             "podSelector": {"matchLabels": OPERATOR_LABELS},
         }
         admin["from"] = [operator, *settings.admin_peers]
-    own = [{"podSelector": {"matchLabels": pod_labels(name)}}] if asks_peers(service.spec) and "from" in admin else []
+    read = asks_peers(service.spec) or hands_over(service.spec)
+    own = [{"podSelector": {"matchLabels": pod_labels(name)}}] if read and "from" in admin else []
     egress = collector_egress(observability_of(service, settings))
     return {
         **child("networking.k8s.io/v1", "NetworkPolicy", service),
