@@ -24,7 +24,7 @@ _PIECE_BYTES = 8 << 20
 """Bytes of one read: the other engine holds them in memory, and copies them between two steps."""
 _MOST_READS = 4
 """Reads at once."""
-_ANSWER_SECONDS = 2.0
+_ANSWER_SECONDS = 5.0
 """Time in which the other engine answers, and sends more bytes."""
 _READ_SECONDS = 10.0
 """Time of a read."""

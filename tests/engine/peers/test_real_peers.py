@@ -96,6 +96,9 @@ def second(first, monkeypatch):
         checksums += sums
 
     monkeypatch.setattr(PeerReader, "_fetch", fetch)
+    # Other tests run on the same cores.
+    for name in ("_LEAST_PATIENCE", "_UNKNOWN_PATIENCE"):
+        monkeypatch.setattr(f"inflight_engine.tier_loads.{name}", 30.0)
     yield second
     second.engine.close()
 
@@ -138,6 +141,7 @@ def test_a_reader_that_fails_or_hangs_costs_the_time_to_compute(first, second, p
         raise PeerError("it fails")
 
     for index, fault in enumerate((fails, lambda *_: time.sleep(5))):
+        monkeypatch.setattr("inflight_engine.tier_loads._LEAST_PATIENCE", 0.1 if index else 30.0)
         monkeypatch.setattr(PeerReader, "_fetch", fault)
         monkeypatch.setattr(second.behind.peers.reader, "_resting", {})
         begun = first.answer(prompts[index], until=9)
