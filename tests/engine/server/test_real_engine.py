@@ -224,7 +224,9 @@ def test_metrics_have_every_name_with_the_served_model(server):
     for family in text_string_to_metric_families(text):
         names.add(family.name + "_total" if family.type == "counter" else family.name)
         assert all(sample.labels["model_name"] == "smollm2" for sample in family.samples)
-    without_tiers = {name for name in OWN if not name.startswith(("inflight_tier_", "inflight_disk_"))}
+    without_tiers = {
+        name for name in OWN if not name.startswith(("inflight_tier_", "inflight_disk_", "inflight_peer_"))
+    }
     of_a_model = {"inflight_model_info"}  # a stand-in has no files
     assert names - MEASURED - {"inflight_step_cost_curve_seconds"} == set(VLLM) | without_tiers | of_a_model
 
