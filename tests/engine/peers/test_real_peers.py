@@ -66,7 +66,7 @@ def data_of(answer):
 
 @pytest.fixture(scope="module")
 def prompts():
-    return prompts_of(31, count=6, length=LENGTH)
+    return prompts_of(31, count=3, length=LENGTH)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def nothing_is_held(engine):
     assert not loads._waiting
 
 
-@pytest.mark.parametrize("at", [1, 2, 3, 4, 5, 11, 23])
+@pytest.mark.parametrize("at", [1, 4, 5, 23])
 def test_an_answer_that_another_engine_began_goes_on_without_computing_it_again(first, second, prompts, alone, at):
     for prompt, tokens in zip(prompts, alone, strict=True):
         loaded = second.behind.peers.reader.num_loaded
