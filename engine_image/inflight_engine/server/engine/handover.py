@@ -44,8 +44,10 @@ class Handover:
 
     def read_source(self, text: str | None) -> KVSource | None:
         """Return the engine that a name stands for, as `kv_blocks.read_source`."""
+        if text is None:  # as nearly always: the token may be in a file
+            return None
         identity, token = self._identity(), _token()
-        if text is None or identity is None or token is None:
+        if identity is None or token is None:
             return None
         return read_source(text, identity, os.environ.get(admin_token.POD_VARIABLE, ""), token, time.time())
 
