@@ -4,8 +4,8 @@
   have an engine connect anywhere else. A relay passes it on, as it is, with the answer that another engine continues.
 - `POST PATH` on the admin port, signed, has as its body the hashes of consecutive blocks, 16 bytes each and at most
   `MOST_BLOCKS`. Status 200 has the blocks, as far as this engine has the leading ones: first a checksum of 8 bytes for
-  each, then their bytes. `SIGNATURE_HEADER` has `content_proof` of the hex SHA-256 of the checksums, as the answer may
-  come from anywhere.
+  each, then their bytes. `model_blocks.SIGNATURE_HEADER` has `content_proof` of the hex SHA-256 of the checksums, as
+  the answer may come from anywhere.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from inflight_contract.admin_signature import MAX_SKEW_SECONDS
 
 PATH = "/admin/kv-blocks"
 MOST_BLOCKS = 1024
-SIGNATURE_HEADER = "Inflight-Checksums-Proof"
 
 MOST_SOURCE_BYTES = 512
 """Longest `source_of`."""

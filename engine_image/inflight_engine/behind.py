@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from inflight_engine.block_events import BlockEvent
@@ -15,24 +13,8 @@ from inflight_engine.peers.reader import PeerReader
 from inflight_engine.request import Request
 from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.scheduling.scheduler import Scheduler
-from inflight_engine.tier_loads import Fetches, TierLoads
+from inflight_engine.tier_loads import AnyReader, Fetches, TierLoads
 from inflight_settings.engine import EngineConfig
-
-
-@dataclass(frozen=True, slots=True)
-class Disk:
-    """The tier on a disk, and what requests wait for there."""
-
-    thread: DiskThread
-    loads: TierLoads
-
-
-@dataclass(frozen=True, slots=True)
-class Peers:
-    """Other engines, and what requests wait for there."""
-
-    reader: PeerReader
-    loads: TierLoads
 
 
 class Behind:
@@ -42,10 +24,10 @@ class Behind:
         disk, peers: None: there are none.
     """
 
-    def __init__(self, disk: Disk | None, peers: Peers | None) -> None:
+    def __init__(self, disk: TierLoads[DiskThread] | None, peers: TierLoads[PeerReader] | None) -> None:
         self.disk = disk
         self.peers = peers
-        self._loads = [each.loads for each in (disk, peers) if each is not None]
+        self._loads: list[TierLoads[Any]] = [each for each in (disk, peers) if each is not None]
 
     @property
     def ready(self) -> bool:
@@ -76,11 +58,11 @@ class Behind:
 
     def take_events(self) -> list[BlockEvent]:
         """Take the records of the disk since the last call."""
-        return [] if self.disk is None else self.disk.thread.take_events()
+        return [] if self.disk is None else self.disk.reader.take_events()
 
     def close(self) -> None:
         if self.disk is not None:
-            self.disk.thread.close()
+            self.disk.reader.close()
         if self.peers is not None:
             self.peers.reader.close()
 
@@ -88,7 +70,7 @@ class Behind:
         """Return its fields of `StepStats`."""
         stats: dict[str, Any] = {}
         if self.disk is not None:
-            thread, loads = self.disk.thread, self.disk.loads
+            loads, thread = self.disk, self.disk.reader
             stats |= {
                 "num_disk_blocks": thread.usage(),
                 "num_disk_stored": thread.num_stored,
@@ -103,12 +85,10 @@ class Behind:
                 "num_disk_late": loads.num_late,
             }
         if self.peers is not None:
-            reader, loads = self.peers.reader, self.peers.loads
             stats |= {
-                "num_peer_loaded": reader.num_loaded,
-                "num_peer_failed": reader.num_failed,
-                "num_peer_late": loads.num_late,
-                "peer_seconds_per_block": reader.seconds_per_block,
+                "num_peer_loaded": self.peers.reader.num_loaded,
+                "num_peer_failed": self.peers.reader.num_failed,
+                "num_peer_late": self.peers.num_late,
             }
         return stats
 
@@ -122,21 +102,20 @@ def make_behind(
     fetches: Fetches,
 ) -> Behind:
     """Make what is behind host memory. Waits for the disk, but not for long."""
-    loads = partial(
-        TierLoads,
-        offload=scheduler.offload,
-        fetches=fetches,
-        numbers=itertools.count(),
-        device_has=lambda hashes: len(scheduler.running.pool.match(hashes)),
-        set_checksums=memory.set_checksums,
-        block_size=info.block_size,
-        wake=wake,
-    )
-    disk = peers = None
-    if config.disk_space:
-        thread = open_disk(config, info, memory, scheduler, wake)
-        disk = Disk(thread, loads(thread))
-    if info.kv_identity:
-        reader = PeerReader(memory, memory.block_bytes, wake=wake)
-        peers = Peers(reader, loads(reader))
+    numbers = itertools.count()
+
+    def loads(reader: AnyReader) -> TierLoads[AnyReader]:
+        return TierLoads(
+            reader,
+            scheduler.offload,
+            fetches,
+            numbers=numbers,
+            device_has=lambda hashes: len(scheduler.running.pool.match(hashes)),
+            set_checksums=memory.set_checksums,
+            block_size=info.block_size,
+            wake=wake,
+        )
+
+    disk = loads(open_disk(config, info, memory, scheduler, wake)) if config.disk_space else None
+    peers = loads(PeerReader(memory, memory.block_bytes, wake=wake)) if info.kv_identity else None
     return Behind(disk, peers)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from inflight_contract.kv_blocks import KVSource
 from inflight_engine.cache.block_pool import BlockIds
@@ -89,6 +89,9 @@ class Reader(Protocol):
         """Take the results that are there."""
 
 
+AnyReader = TypeVar("AnyReader", bound=Reader)
+
+
 class Fetches(Protocol):
     """The scheduler, for what comes from behind host memory."""
 
@@ -108,7 +111,7 @@ class _Waiting:
     until: float
 
 
-class TierLoads:
+class TierLoads(Generic[AnyReader]):
     """Reads what new requests find, where that takes less time than computing it, and holds them until it is in host
     memory, or for the time that computing it would take.
 
@@ -120,13 +123,14 @@ class TierLoads:
         wake: called from any thread when a request is ready.
 
     Attributes:
+        reader: reads what they wait for.
         num_slower, num_stalled, num_full, num_late: requests that compute blocks which are there: as that takes less
             time, as the disk hangs, as host memory waits for as much as it may, and as not all came in time.
     """
 
     def __init__(
         self,
-        reader: Reader,
+        reader: AnyReader,
         offload: Offload,
         fetches: Fetches,
         *,
@@ -138,7 +142,7 @@ class TierLoads:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_slower = self.num_stalled = self.num_full = self.num_late = 0
-        self._reader = reader
+        self.reader = reader
         self._offload = offload
         self._fetches = fetches
         self._device_has = device_has
@@ -156,14 +160,14 @@ class TierLoads:
     @property
     def ready(self) -> bool:
         """There is something to `take`, or to `send`."""
-        if self._unsent or self._reader.ready:
+        if self._unsent or self.reader.ready:
             return True
         return bool(self._waiting) and min(each.until for each in self._waiting.values()) <= self._clock()
 
     @property
     def busy(self) -> bool:
         """Blocks are on their way between host memory and the disk."""
-        return bool(self._waiting or self._unsent or self._reads) or self._reader.busy
+        return bool(self._waiting or self._unsent or self._reads) or self.reader.busy
 
     @property
     def wait_seconds(self) -> float:
@@ -171,7 +175,7 @@ class TierLoads:
         if not self._waiting:
             return 0.0
         latest = max(each.until for each in self._waiting.values()) - self._clock()
-        return max(0.0, min(latest, self._seconds(0) + self._reader.stalled))
+        return max(0.0, min(latest, self._seconds(0) + self.reader.stalled))
 
     def put(self, request: Request) -> bool:
         """Take a request whose blocks are hashed, if it should wait; False: it finds nothing, or is faster without
@@ -187,7 +191,7 @@ class TierLoads:
                 known.append(block_hash)
             elif block_hash in self._number_of:
                 numbers.add(self._number_of[block_hash])
-            elif self._reader.finds(request, block_hash):
+            elif self.reader.finds(request, block_hash):
                 missing.append(block_hash)
             else:
                 break
@@ -197,14 +201,14 @@ class TierLoads:
         num_before = (num_cached + len(known)) * size
         computing = self._offload.seconds_to_compute(num_loads * size, num_before)
         patience = _UNKNOWN_PATIENCE if computing is None else max(_LEAST_PATIENCE, computing)
-        if self._reader.stalled > patience:
+        if self.reader.stalled > patience:
             self.num_stalled += 1
             return False
         if not self._offload.pays(num_loads * size, num_before, self._seconds(len(missing))):
             self.num_slower += 1
             return False
-        for first in range(0, len(missing), self._reader.piece):
-            piece, number = missing[first : first + self._reader.piece], next(self._numbers)
+        for first in range(0, len(missing), self.reader.piece):
+            piece, number = missing[first : first + self.reader.piece], next(self._numbers)
             # What is in host memory counts as used: it must not make room.
             found = known + piece if first == 0 else piece
             indices, places = self._fetches.fetch(number, found)
@@ -229,12 +233,12 @@ class TierLoads:
         """Begin the reads. Call it when no step is in flight that was launched before their `put`: it may copy to or
         from the same places."""
         for read in self._unsent:
-            self._reader.load(read)
+            self.reader.load(read)
         self._unsent.clear()
 
     def take(self) -> list[Request]:
         """Take in what has come; returns the requests that need to wait no longer."""
-        for done in self._reader.take():
+        for done in self.reader.take():
             read, count = self._reads.pop(done.number), len(done.checksums)
             for block_hash in read.hashes:
                 del self._number_of[block_hash]
@@ -246,8 +250,8 @@ class TierLoads:
         ready = [each.request for each in self._waiting.values() if not each.numbers or each.until <= now]
         for request in ready:
             self.num_late += bool(self._waiting.pop(request.request_id).numbers)
-        if self._reads and not self._waiting and self._reader.stalled > _LEAST_PATIENCE:
-            self._reader.give_up()  # The places of these reads would be held as long as the disk hangs.
+        if self._reads and not self._waiting and self.reader.stalled > _LEAST_PATIENCE:
+            self.reader.give_up()  # The places of these reads would be held as long as the disk hangs.
         return ready
 
     def cancel(self, request_id: int) -> bool:
@@ -256,7 +260,7 @@ class TierLoads:
 
     def _seconds(self, num_blocks: int) -> float:
         """Predict how long it takes until so many more blocks are read."""
-        reader = self._reader
+        reader = self.reader
         if self._clock() - reader.read_at > _OLD_SECONDS:
             return 0.0
         return (reader.num_reads + num_blocks) * reader.seconds_per_block

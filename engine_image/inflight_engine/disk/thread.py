@@ -43,6 +43,8 @@ class DiskThread:
         piece, seconds_per_block, read_at: as of `Reader`.
     """
 
+    piece = 8
+
     def __init__(
         self,
         open_store: Callable[[], DiskStore],
@@ -53,7 +55,6 @@ class DiskThread:
         events: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.piece = 8
         self.num_stored = self.num_loaded = self.num_failed = self.num_dropped = 0
         self.seconds_per_block = self.read_at = 0.0
         self._open_store = open_store

@@ -13,8 +13,8 @@ from hashlib import sha256
 import numpy as np
 
 from inflight_contract import admin_signature, admin_token
-from inflight_contract.errors import ApiError
-from inflight_contract.kv_blocks import MOST_BLOCKS, PATH, SIGNATURE_HEADER, KVSource
+from inflight_contract.kv_blocks import MOST_BLOCKS, PATH, KVSource
+from inflight_contract.model_blocks import SIGNATURE_HEADER
 from inflight_engine.request import Request
 from inflight_engine.tier_loads import Done, HostBlocks, Read
 
@@ -141,7 +141,7 @@ class PeerReader:
             PeerError, OSError, HTTPException, ApiError, ValueError: it does not answer as it should.
         """
         body, now = b"".join(read.hashes), str(int(time.time()))
-        token = _token()
+        token = admin_token.configured()
         signature = admin_signature.signature(token, "POST", PATH, source.pod, now, body)
         host, _, port = source.address.rpartition(":")
         connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=_ANSWER_SECONDS)
@@ -165,13 +165,6 @@ class PeerReader:
         finally:
             connection.close()
         checksums += np.frombuffer(sums, _CHECKSUM).tolist()
-
-
-def _token() -> bytes:
-    try:
-        return admin_token.configured()
-    except ApiError as error:
-        raise PeerError(str(error)) from None
 
 
 def _read_into(answer: http.client.HTTPResponse, row: memoryview, until: float) -> None:

@@ -45,7 +45,7 @@ class Engine:
         self.disk = None if folder is None else self.engine._behind.disk
         self.next_id = 0
         if self.disk is not None and wait:
-            eventually(lambda: self.disk.thread._store is not None)
+            eventually(lambda: self.disk.reader._store is not None)
 
     def answer(self, prompts, cancelled=(), scheduling=None):
         """Outputs of prompts that come at once. `cancelled`: indices of those that are cancelled right away."""
@@ -73,24 +73,28 @@ class Engine:
 
     def settle(self):
         """Wait until all is written."""
-        thread = self.disk.thread
+        thread = self.disk.reader
         eventually(lambda: not thread._writes and not thread._reads)
 
     def check_nothing_is_held(self):
-        """No place of host memory and no block stays with a request that has ended."""
-        eventually(lambda: not self.disk.thread._reads)
-        loads = self.disk.loads
-        while loads.ready:
-            self.engine.step()
-        assert self.scheduler.kv_usage == 0
-        assert self.scheduler.offload._tier._pool.usage == 0
-        assert not loads._reads
-        assert not loads._number_of
-        assert not loads._waiting
+        check_nothing_is_held(self.engine, self.disk)
 
     def close(self):
         self.settle()
         self.engine.close()
+
+
+def check_nothing_is_held(engine, loads):
+    """No place of host memory and no block stays with a request that has ended."""
+    eventually(lambda: not loads.reader._reads)
+    while loads.ready:
+        engine.step()
+    scheduler = engine._scheduler
+    assert scheduler.kv_usage == 0
+    assert scheduler.offload._tier._pool.usage == 0
+    assert not loads._reads
+    assert not loads._number_of
+    assert not loads._waiting
 
 
 def eventually(condition, seconds=30):
@@ -124,7 +128,7 @@ def test_prompts_that_come_from_the_disk_give_the_tokens_of_those_that_are_compu
         for first in range(0, len(prompts), 2):
             assert engine.answer(prompts[first : first + 2]) == alone[first : first + 2]
             engine.settle()
-    thread = engine.disk.thread
+    thread = engine.disk.reader
     assert thread.num_loaded > 100
     assert (thread.num_failed, engine.scheduler.offload.num_failed) == (0, 0)
     engine.check_nothing_is_held()
@@ -142,12 +146,12 @@ def test_a_second_engine_on_the_folder_finds_what_the_first_wrote_for_the_same_t
         first.settle()
     first.close()
     second = Engine(tmp_path)
-    assert second.disk.thread.usage() == first.disk.thread.num_stored > 50
+    assert second.disk.reader.usage() == first.disk.reader.num_stored > 50
     for other in (Scheduling(tenant="acme"), Scheduling(cache_salt="salt")):
         assert second.answer(prompts[:1], scheduling=other) == alone[:1]
-        assert second.disk.thread.num_loaded == 0, "it is another tenant's"
+        assert second.disk.reader.num_loaded == 0, "it is another tenant's"
     assert second.answer(prompts[:1]) == alone[:1]
-    assert second.disk.thread.num_loaded > 10
+    assert second.disk.reader.num_loaded > 10
     assert second.scheduler.admission.prefix_hits == 4 * second.scheduler.offload.num_loaded > 40
     second.close()
 
@@ -160,7 +164,7 @@ def test_another_model_or_token_finds_nothing(prompts, alone, tmp_path, monkeypa
     first.close()
     monkeypatch.setenv("INFLIGHT_ADMIN_TOKEN", "another")
     second = Engine(tmp_path)
-    assert second.disk.thread.usage() == 0
+    assert second.disk.reader.usage() == 0
     assert second.answer(prompts[:1]) == alone[:1]
     second.close()
 
@@ -228,7 +232,7 @@ def test_no_fault_of_a_tier_changes_a_token_or_leaves_anything(seed, prompts, al
         if turn % 2:
             engine.settle()
     assert all(faults.counts.values()), faults.counts
-    assert engine.disk.thread.num_loaded > 50
+    assert engine.disk.reader.num_loaded > 50
     engine.check_nothing_is_held()
     engine.close()
 
@@ -248,7 +252,7 @@ def test_a_disk_that_goes_while_blocks_are_read_from_it_costs_its_hits_only(prom
 
         return call
 
-    thread, writes = engine.disk.thread, engine.disk.thread.num_stored
+    thread, writes = engine.disk.reader, engine.disk.reader.num_stored
     for name in ("preadv", "pwritev"):
         monkeypatch.setattr(f"inflight_engine.disk.store.os.{name}", gone(getattr(os, name)))
     for first in range(0, len(prompts), 2):
@@ -274,8 +278,8 @@ def test_a_disk_that_hangs_costs_a_request_no_more_time_than_computing(prompts, 
 
     monkeypatch.setattr(DiskStore, "read", hanging)
     assert engine.answer(prompts[:2]) == alone[:2]
-    assert engine.disk.thread.num_loaded == 0
-    assert engine.disk.loads._reads, "what hangs is still to come"
+    assert engine.disk.reader.num_loaded == 0
+    assert engine.disk._reads, "what hangs is still to come"
     hangs.set()
     engine.check_nothing_is_held()
     engine.close()

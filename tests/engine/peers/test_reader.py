@@ -9,7 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
-from inflight_contract.kv_blocks import PATH, SIGNATURE_HEADER, KVSource
+from inflight_contract.kv_blocks import PATH, KVSource
+from inflight_contract.model_blocks import SIGNATURE_HEADER
 from inflight_engine.peers import reader as peer_reader
 from inflight_engine.peers.reader import PeerReader
 from inflight_engine.request import Request, SamplingParams

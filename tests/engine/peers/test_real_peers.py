@@ -9,12 +9,13 @@ import pytest
 
 from inflight_contract.kv_blocks import KVSource
 from inflight_engine.behind import Behind
+from inflight_engine.cache.prefix import block_hashes, root_hash
 from inflight_engine.engine_process import load
 from inflight_engine.messages import AddRequest, CancelRequest, ReadBlocks
 from inflight_engine.peers.reader import PeerError, PeerReader
 from inflight_engine.request import FinishReason, SamplingParams
 from inflight_settings.engine import EngineConfig
-from tests.engine.disk.test_real_disk import BLOCK_BYTES, SIZES, eventually, prompts_of
+from tests.engine.disk.test_real_disk import BLOCK_BYTES, SIZES, check_nothing_is_held, prompts_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -103,18 +104,6 @@ def second(first, monkeypatch):
     second.engine.close()
 
 
-def nothing_is_held(engine):
-    loads = engine.behind.peers.loads
-    eventually(lambda: not engine.behind.peers.reader._reads)
-    while loads.ready:
-        engine.engine.step()
-    assert engine.scheduler.kv_usage == 0
-    assert engine.scheduler.offload._tier._pool.usage == 0
-    assert not loads._reads
-    assert not loads._number_of
-    assert not loads._waiting
-
-
 @pytest.mark.parametrize("at", [1, 4, 5, 23])
 def test_an_answer_that_another_engine_began_goes_on_without_computing_it_again(first, second, prompts, alone, at):
     for prompt, tokens in zip(prompts, alone, strict=True):
@@ -125,7 +114,7 @@ def test_an_answer_that_another_engine_began_goes_on_without_computing_it_again(
         # Of its latest token nothing is computed yet, and a block has to be full.
         assert second.behind.peers.reader.num_loaded - loaded == (LENGTH + at - 1) // SIZE
     assert second.scheduler.offload.num_failed == 0
-    nothing_is_held(second)
+    check_nothing_is_held(second.engine, second.behind.peers)
 
 
 def test_bytes_that_are_damaged_are_computed_instead(first, second, prompts, alone):
@@ -133,7 +122,7 @@ def test_bytes_that_are_damaged_are_computed_instead(first, second, prompts, alo
     second.change = lambda data: data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 4]) + data[len(data) // 2 + 1 :]
     assert second.answer(prompts[0], before=begun, source=SOURCE) == alone[0]
     assert second.scheduler.offload.num_failed > 0
-    nothing_is_held(second)
+    check_nothing_is_held(second.engine, second.behind.peers)
 
 
 def test_a_reader_that_fails_or_hangs_costs_the_time_to_compute(first, second, prompts, alone, monkeypatch):
@@ -146,9 +135,9 @@ def test_a_reader_that_fails_or_hangs_costs_the_time_to_compute(first, second, p
         monkeypatch.setattr(second.behind.peers.reader, "_resting", {})
         begun = first.answer(prompts[index], until=9)
         assert second.answer(prompts[index], before=begun, source=SOURCE) == alone[index]
-    assert second.behind.peers.loads.num_late == 1
+    assert second.behind.peers.num_late == 1
     assert second.behind.peers.reader.num_loaded == 0
-    nothing_is_held(second)
+    check_nothing_is_held(second.engine, second.behind.peers)
 
 
 def test_blocks_of_another_tenant_or_salt_are_not_found(first, prompts):
@@ -159,8 +148,6 @@ def test_blocks_of_another_tenant_or_salt_are_not_found(first, prompts):
 
 def test_a_read_has_as_many_blocks_as_fit(first, prompts, monkeypatch):
     first.answer(prompts[0])
-    from inflight_engine.cache.prefix import block_hashes, root_hash
-
     hashes = block_hashes(np.array(prompts[0], np.int32), SIZE, root_hash("", ""))
     monkeypatch.setattr(first.engine._runner.host_cache, "_num_read", 3)
     assert first.read(hashes).num_bytes == 3 * BLOCK_BYTES

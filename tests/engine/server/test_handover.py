@@ -8,9 +8,11 @@ import time
 import pytest
 from msgspec import structs
 
-from inflight_contract.kv_blocks import MOST_BLOCKS, PATH, SIGNATURE_HEADER, KVSource
+from inflight_contract.kv_blocks import MOST_BLOCKS, PATH, KVSource
+from inflight_contract.model_blocks import SIGNATURE_HEADER
 from inflight_engine.server.lifecycle import Lifecycle
 from tests.base.virtual_time import in_virtual_time
+from tests.engine.server import test_model_blocks
 from tests.engine.server.fake_engine import READY, until
 from tests.engine.server.test_model_blocks import POD, TOKEN
 from tests.engine.server.test_progress_frames import HEADERS, relayed
@@ -116,11 +118,9 @@ async def test_the_engine_reads_from_a_source_of_its_own_service_only(keeping, m
 
 
 def signed(body):
-    """The header and the signature. Made here from the protocol's text, not by its code."""
-    seconds = str(int(time.time()))
-    lines = ("POST", PATH, POD, seconds, hashlib.sha256(body).hexdigest())
-    signature = hmac.new(TOKEN, "\n".join(lines).encode(), "sha256").hexdigest()
-    return {"authorization": f"Inflight-HMAC-SHA256 pod={POD},time={seconds},signature={signature}"}, signature
+    """Returns the header and the signature of a read."""
+    header, signature = test_model_blocks.signed("POST", PATH, body)
+    return {"authorization": header}, signature
 
 
 @in_virtual_time

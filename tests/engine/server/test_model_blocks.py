@@ -62,10 +62,10 @@ def sharing(make_fake):
     return make
 
 
-def signed(method="GET", path=PATH):
+def signed(method="GET", path=PATH, body=b""):
     """The header and the signature. Made here from the protocol's text, not by its code."""
     seconds = str(int(time.time()))
-    lines = (method, path, POD, seconds, hashlib.sha256(b"").hexdigest())
+    lines = (method, path, POD, seconds, hashlib.sha256(body).hexdigest())
     signature = hmac.new(TOKEN, "\n".join(lines).encode(), "sha256").hexdigest()
     return f"Inflight-HMAC-SHA256 pod={POD},time={seconds},signature={signature}", signature
 

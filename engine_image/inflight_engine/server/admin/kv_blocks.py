@@ -9,7 +9,8 @@ from fastapi import APIRouter, Request, Response
 from inflight_contract.admin_signature import content_proof
 from inflight_contract.admin_token import configured, signature_of
 from inflight_contract.errors import bad_request
-from inflight_contract.kv_blocks import MOST_BLOCKS, PATH, SIGNATURE_HEADER
+from inflight_contract.kv_blocks import MOST_BLOCKS, PATH
+from inflight_contract.model_blocks import SIGNATURE_HEADER
 from inflight_engine.block_events import HASH_SIZE
 from inflight_engine.server.admin.token import AdminRoute
 from inflight_engine.server.service import ServiceOf
