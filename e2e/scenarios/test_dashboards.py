@@ -67,10 +67,11 @@ def problems(namespace, client_image):
         while True:
             window = Window(begun, round(time.time()), SCRAPE_SECONDS)
             found = {name: missing(prometheus, one, window, (service, behind)) for name, one in SHOWN.items()}
-            if time.time() > begun + LONGEST_SECONDS or not any(found.values()):
+            down = prometheus.targets_down()
+            if time.time() > begun + LONGEST_SECONDS or not (down or any(found.values())):
                 break
             time.sleep(3)
-        assert not prometheus.targets_down()
+        assert not down, "a target misses one scrape under load, not all that follow"
         return found
 
 
