@@ -110,7 +110,10 @@ class EngineChannel:
         return messages
 
     def _readable(self, *, wait: bool) -> bool:
-        ready = {descriptor for descriptor, _ in self._poll.poll(None if wait else 0)}
-        if self._woken in ready:
-            os.eventfd_read(self._woken)
-        return self._socket.fileno() in ready
+        readable = False
+        for descriptor, _ in self._poll.poll(None if wait else 0):
+            if descriptor == self._woken:
+                os.eventfd_read(self._woken)
+            else:
+                readable = True
+        return readable
