@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from e2e.clients.environment import VARIABLES, command
@@ -18,14 +18,14 @@ from tools.measure import served
 from tools.measure.served import free_port, log_end, process, served_engine
 
 MODEL = "smollm2"
-GRPC = "grpc"
-"""Name of the engine's gRPC port among the addresses of ways."""
+GRPC, PREFILL = "grpc", "prefill"
+"""Names among the addresses of ways: of the engine's gRPC port, and of that of a second engine."""
 SUITE_SECONDS = 900
 
 GENERATION = {"temperature": 0.0, "max_new_tokens": 512}
 """Sampling of requests that do not say theirs: the same answers in each run, of a length that suits a CPU."""
 
-_FLAGS = ("--served-model-name", MODEL, "--tool-call-parser", "hermes", "--dtype", "float32")
+_FLAGS = ("--served-model-name", MODEL, "--tool-call-parser", "hermes", "--dtype", "float32", "--swap-space", "256Mi")
 _PYTEST = ("--config-file=/dev/null", "--import-mode=importlib", "-p", "no:cacheprovider", "-q", "--tb=short")
 _WHOLE = (0, 1)
 """Exit codes of pytest after all tests: all passed, some failed."""
@@ -40,11 +40,12 @@ def write_tokenizer(folder: Path) -> None:
 
 
 @contextmanager
-def servers(folder: Path) -> Iterator[dict[str, str]]:
-    """An engine and a gateway in front of it. Yields the address by way, and that of `GRPC`.
+def servers(folder: Path, *, pair: bool) -> Iterator[dict[str, str]]:
+    """An engine and a gateway in front of it. Yields the address by way, and those of `GRPC` and `PREFILL`.
 
     Args:
         folder: for their files; new or empty.
+        pair: there is a second engine, of the same service.
 
     Raises:
         FileExistsError: another run's files are there.
@@ -53,14 +54,25 @@ def servers(folder: Path) -> Iterator[dict[str, str]]:
     defaults = folder / "generation"
     defaults.mkdir(parents=True)
     (defaults / "generation_config.json").write_text(json.dumps(GENERATION))
-    grpc = free_port()
-    flags = (*_FLAGS, "--generation-config", str(defaults), "--grpc-port", str(grpc))
-    with served_engine(folder / "engine.log", *flags) as engine:
+    flags = (*_FLAGS, "--generation-config", str(defaults))
+
+    @contextmanager
+    def started(name: str) -> Iterator[tuple[str, str]]:
+        grpc, environment = free_port(), {"INFLIGHT_ADMIN_TOKEN": "clients", "INFLIGHT_POD_UID": name}
+        with served_engine(
+            folder / f"{name}.log", *flags, "--grpc-port", str(grpc), "--admin-port", "0", environment=environment
+        ) as url:
+            yield url, f"grpc://127.0.0.1:{grpc}"
+
+    with (
+        started("engine") as (engine, grpc),
+        started("prefill") if pair else nullcontext(("", "")) as (_, prefill),
+    ):
         service = {"name": MODEL, "endpoints": [engine.removeprefix("http://")], "max_num_seqs": 256}
         # Clients have an address and a name of a model, and no name of a host that is a service's.
         with gateways(folder / "gateway", [service], flags=("--model-namespace", "default")) as running:
             gateway = f"http://127.0.0.1:{running.pods[0].port}"
-            yield {DIRECT: engine, GATEWAY: gateway, GRPC: f"grpc://127.0.0.1:{grpc}"}
+            yield {DIRECT: engine, GATEWAY: gateway, GRPC: grpc, PREFILL: prefill}
 
 
 def run(suite: Suite, way: str, urls: Mapping[str, str], folder: Path) -> Results:
@@ -77,7 +89,8 @@ def run(suite: Suite, way: str, urls: Mapping[str, str], folder: Path) -> Result
     report.unlink(missing_ok=True)
     tests = ("python", "-m", "pytest", *_PYTEST, f"--rootdir={FOLDER}", f"--junitxml={report}", *suite.options)
     write_tokenizer(folder / "tokenizer")
-    places = {"INFLIGHT_URL": urls[way], "INFLIGHT_ENGINE": urls[DIRECT], "INFLIGHT_GRPC": urls[GRPC]}
+    places = {"INFLIGHT_URL": urls[way], "INFLIGHT_ENGINE": urls[DIRECT]}
+    places |= {"INFLIGHT_GRPC": urls[GRPC], "INFLIGHT_PREFILL": urls[PREFILL]}
     places["INFLIGHT_TOKENIZER"] = str(folder / "tokenizer")
     variables = {**VARIABLES, **places, "INFLIGHT_MODEL": MODEL}
     with process(log, command(suite, *tests, str(suite.tests)), variables, folder) as running:
@@ -102,7 +115,7 @@ def run_all(
 ) -> dict[Suite, dict[str, Results | str]]:
     """Returns the results by suite and way; a text: why there are none. Raises: see `servers`."""
     found: dict[Suite, dict[str, Results | str]] = {}
-    with servers(folder) as urls:
+    with servers(folder, pair=any(suite.pair for suite in suites)) as urls:
         for suite in suites:
             found[suite] = {}
             for way in ways:

@@ -27,6 +27,7 @@ class Suite:
         requirements: that are installed beside pytest; the first is the client. `pins` has all of their dependencies.
         options: of pytest.
         ways: that lead from the client to the engine; the gateway forwards HTTP only.
+        pair: a second engine computes prompts for the first one.
         known: reason by pattern (`fnmatch`) of the ids of tests that do not pass, each behind `direct` or `gateway`.
     """
 
@@ -35,6 +36,7 @@ class Suite:
     requirements: tuple[str, ...]
     options: tuple[str, ...] = ()
     ways: tuple[str, ...] = WAYS
+    pair: bool = False
     known: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -88,5 +90,5 @@ SUITES = (
         },
     ),
     Suite("lm-eval", 6, ("lm-eval[api]==0.4.13", "transformers==5.23.0")),
-    Suite("smg", 8, ("smg==1.13.0", "openai==3.54.0"), ways=(DIRECT,)),
+    Suite("smg", 9, ("smg==1.13.0", "openai==3.54.0"), ways=(DIRECT,), pair=True),
 )

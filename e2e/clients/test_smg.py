@@ -1,5 +1,6 @@
 """smg, a router, in front of the engine's gRPC port: chat, streams, structured output, log-probabilities, refusals,
-clients that leave and connections that break, with OpenAI's SDK as the router's client."""
+clients that leave, connections that break, and prompts computed by a second engine, with OpenAI's SDK as the router's
+client."""
 
 import asyncio
 import contextlib
@@ -27,11 +28,11 @@ def free_port():
 
 
 @contextlib.contextmanager
-def router(worker, model, folder):
-    """A router in front of a worker. Yields its address."""
+def router(workers, model, folder):
+    """A router in front of workers, which these flags name. Yields its address."""
     port = free_port()
     command = [sys.executable, "-m", "smg", "launch", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--worker-urls", worker, "--worker-startup-check-interval", "1"]
+    command += [*workers, "--worker-startup-check-interval", "1"]
     command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
     with (folder / "smg.log").open("wb") as log:
         running = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
@@ -55,7 +56,7 @@ def router(worker, model, folder):
 
 @pytest.fixture(scope="module")
 def address(model, tmp_path_factory):
-    with router(os.environ["INFLIGHT_GRPC"], model, tmp_path_factory.mktemp("smg")) as address:
+    with router(["--worker-urls", os.environ["INFLIGHT_GRPC"]], model, tmp_path_factory.mktemp("smg")) as address:
         yield address
 
 
@@ -160,6 +161,38 @@ def test_clients_that_leave_end_their_requests(address, url, model):
     wait_idle(url)
 
 
+def loaded_blocks(url):
+    with urllib.request.urlopen(f"{url}/metrics") as answer:
+        return float(re.search(rb"inflight_peer_loaded_blocks_total{[^}]*} (\S+)", answer.read())[1])
+
+
+def test_one_engine_computes_prompts_and_another_one_answers(direct, url, model, tmp_path):
+    told = [{"role": "user", "content": f"Sum up: {' '.join(f'line {number} says {number};' for number in range(60))}"}]
+    asked = {"model": model, "messages": told, **SAME}
+    with (
+        router(
+            [
+                "--pd-disaggregation",
+                "--prefill",
+                os.environ["INFLIGHT_PREFILL"],
+                "--decode",
+                os.environ["INFLIGHT_GRPC"],
+            ],
+            model,
+            tmp_path,
+        ) as address,
+        openai.OpenAI(base_url=address, api_key="none", max_retries=0) as client,
+    ):
+        before = loaded_blocks(url)
+        found = client.chat.completions.create(**asked)
+        assert loaded_blocks(url) >= before + found.usage.prompt_tokens // 16 - 1
+        expected = direct.chat.completions.create(**asked)
+        assert found.choices[0].message.content == expected.choices[0].message.content
+        chunks = [*client.chat.completions.create(**asked, stream=True)]
+        text = "".join(each.choices[0].delta.content or "" for each in chunks if each.choices)
+        assert text == expected.choices[0].message.content
+
+
 async def pipe(reader, writer):
     with contextlib.suppress(OSError):
         while data := await reader.read(65536):
@@ -180,7 +213,7 @@ def test_a_connection_that_breaks_ends_its_requests_and_the_next_one_works(url, 
     async def check():
         server = await asyncio.start_server(forward, "127.0.0.1", 0)
         worker = f"grpc://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        running = router(worker, model, tmp_path)
+        running = router(["--worker-urls", worker], model, tmp_path)
         address = await asyncio.to_thread(running.__enter__)
         try:
             async with openai.AsyncOpenAI(base_url=address, api_key="none", max_retries=0) as client:

@@ -116,10 +116,8 @@ def asks_peers(spec: InferenceServiceSpec) -> bool:
 
 
 def hands_over(spec: InferenceServiceSpec) -> bool:
-    """Returns True if engines that drain hand the keys and values of their requests over to others."""
-    return (
-        spec.gateway.enabled and spec.engine.type == engines.INFLIGHT and parse_quantity(spec.engine.kv_cache.swap) > 0
-    )
+    """Returns True if engines read keys and values from each other: from one that drains, or as a router asks."""
+    return spec.engine.type == engines.INFLIGHT and parse_quantity(spec.engine.kv_cache.swap) > 0
 
 
 def disk_size(spec: InferenceServiceSpec) -> str:

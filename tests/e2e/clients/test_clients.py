@@ -12,7 +12,7 @@ pytestmark = pytest.mark.contract
 
 @pytest.fixture(scope="module")
 def urls(tmp_path_factory):
-    with servers(tmp_path_factory.mktemp("servers") / "all") as urls:
+    with servers(tmp_path_factory.mktemp("servers") / "all", pair=False) as urls:
         yield urls
 
 

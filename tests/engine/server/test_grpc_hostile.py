@@ -67,7 +67,10 @@ REFUSED = [
     (asked(bytes(MAX_COMMAS + 1)), "input_ids"),
     (asked(request_id="x" * 257), "request_id"),
     (pb.GenerateRequest(text="a", data_parallel_rank=1), "data_parallel_rank"),
-    (pb.GenerateRequest(text="a", kv_transfer_params_json="{}"), "kv_transfer_params_json"),
+    (pb.GenerateRequest(text="a", kv_transfer_params_json="{"), "kv_transfer_params_json"),
+    (pb.GenerateRequest(text="a", kv_transfer_params_json="[]"), "kv_transfer_params"),
+    (pb.GenerateRequest(text="a", kv_transfer_params_json='{"do_remote_decode": 1}'), "do_remote_decode"),
+    (pb.GenerateRequest(text="a", kv_transfer_params=pb.KvTransferParams(remote_host="h")), "kv_transfer_params"),
     (pb.GenerateRequest(text="a", mm_inputs=pb.MultimodalInputs()), "mm_inputs"),
     (pb.GenerateRequest(text="a", media_refs=pb.MediaRefs()), "media_refs"),
 ]

@@ -117,6 +117,50 @@ async def test_the_engine_reads_from_a_source_of_its_own_service_only(keeping, m
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "inflight_continuation.source")
 
 
+async def answered(fake, **asked):
+    """The body of the request's answer, and the engine that the keys and values are read from."""
+    number = len(fake.engine.requests)
+    body = {"prompt": "hello", "max_tokens": 1, **asked}
+    call = asyncio.create_task(fake.http.post("/v1/completions", json=body))
+    await until(lambda: len(fake.engine.requests) > number)
+    fake.engine.report(admitted=[(number, 0)], tokens={0: 97}, finished=[(number, "length")])
+    return (await call).json(), fake.engine.requests[number].kv_source
+
+
+@in_virtual_time
+async def test_a_router_has_one_engine_compute_the_prompt_and_another_one_the_answer(keeping, monkeypatch):
+    fake = await keeping()
+    body, _ = await answered(fake, kv_transfer_params={"do_remote_decode": True, "remote_engine_id": None})
+    told = body["kv_transfer_params"]
+    assert (told["do_remote_prefill"], told["do_remote_decode"]) == (True, False)
+    assert (told["remote_host"], told["remote_port"], told["tp_size"]) == ("engine", 8001, 1)
+    monkeypatch.setenv("INFLIGHT_POD_UID", "uid-2")
+    body, source = await answered(fake, kv_transfer_params={**told, "of_a_later_version": 1})
+    assert source == KVSource("engine:8001", POD)
+    assert "kv_transfer_params" not in body
+    forged = told["remote_engine_id"].replace("engine:8001", "10.0.0.3:80")
+    for wrong in ({"remote_engine_id": forged}, {"do_remote_prefill": False}, {"remote_engine_id": None}):
+        assert (await answered(fake, kv_transfer_params={**told, **wrong}))[1] is None
+
+
+@in_virtual_time
+async def test_who_cannot_read_this_engine_gets_no_name_of_it(keeping, monkeypatch):
+    fake = await keeping()
+    wanted = {"kv_transfer_params": {"do_remote_decode": True}}
+    client = relayed(fake, temperature=0, **wanted)
+    await until(lambda: fake.engine.requests)
+    fake.engine.report(admitted=[(0, 0)], tokens={0: 97}, finished=[(0, "length")])
+    await client.task
+    assert "kv_transfer" not in client.text, "the clients of a relay"
+    monkeypatch.delenv("INFLIGHT_POD_UID")
+    assert (await answered(fake, **wanted))[0]["kv_transfer_params"] is None
+    refused = await fake.http.post(
+        "/v1/completions", json={"prompt": "a", "kv_transfer_params": {"do_remote_decode": 1}}
+    )
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "kv_transfer_params.do_remote_decode"
+
+
 def signed(body):
     """Returns the header and the signature of a read."""
     header, signature = test_model_blocks.signed("POST", PATH, body)

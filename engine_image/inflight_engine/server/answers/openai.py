@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,7 @@ class Shown:
         continuous_usage: every chunk has those of its choice.
         token_ids: those of prompt and output.
         prompt_logprobs: how many of the likeliest tokens with each token of the prompt; None: no log-probabilities.
+        kv_transfer_params: returns those for the engine that goes on, for a whole answer; None: none does.
     """
 
     model: str
@@ -53,6 +54,7 @@ class Shown:
     continuous_usage: bool = False
     token_ids: bool = False
     prompt_logprobs: int | None = None
+    kv_transfer_params: Callable[[], dict[str, Any] | None] | None = None
 
 
 class _Answer(AnswerFormat):
@@ -90,6 +92,8 @@ class _Answer(AnswerFormat):
             for choice, piece in zip(self._call.choices, pieces, strict=True)
         ]
         body = {**self._head, "object": self.whole_object, "choices": choices, "usage": self._usage()}
+        if self._shown.kv_transfer_params is not None:
+            body["kv_transfer_params"] = self._shown.kv_transfer_params()
         return _encode(body | self._prompt_in_body(pieces[0].prompt))
 
     def piece(self, choice: Generation, piece: Piece) -> bytes:

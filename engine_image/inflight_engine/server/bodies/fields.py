@@ -279,6 +279,20 @@ class Continuation(Body):
     source: Annotated[str, Field(max_length=MOST_SOURCE_BYTES)] | None = None
 
 
+class KVTransfer(Body):
+    """vLLM's `kv_transfer_params`, with which routers have one engine compute a prompt and another one the answer: see
+    `Handover.transfer_params`. Fields of other meanings are for engines that move keys and values otherwise.
+
+    `do_remote_decode`: another engine will want the keys and values of the prompt. `do_remote_prefill`: the one of this
+    `remote_engine_id` may have them."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    do_remote_decode: bool | None = None
+    do_remote_prefill: bool | None = None
+    remote_engine_id: Annotated[str, Field(max_length=MOST_SOURCE_BYTES)] | None = None
+
+
 class GenerationFields(SamplingFields, SchedulingFields):
     """Body of every generation endpoint."""
 
@@ -297,6 +311,10 @@ class GenerationFields(SamplingFields, SchedulingFields):
 
     @abstractmethod
     def prompts(self) -> list[Prompt]: ...
+
+    def source(self) -> str | None:
+        """Name of an engine that may have the keys and values; None: none is known."""
+        return None if self.inflight_continuation is None else self.inflight_continuation.source
 
     @abstractmethod
     def num_logprobs(self) -> int | None:

@@ -15,6 +15,7 @@ from inflight_engine.server.bodies.fields import (
     MAX_TOP_LOGPROBS,
     Body,
     GenerationFields,
+    KVTransfer,
     PlainText,
     Prompt,
     TokenId,
@@ -67,7 +68,7 @@ class OpenAIFields(GenerationFields):
     of prompt and output too. `prompt_logprobs` (vLLM's): how many of the likeliest tokens to show for each token of the
     prompt. `logprob_token_ids` (vLLM's): tokens to show with each token in place of the likeliest. `max_tokens`: 0 asks
     for the prompt alone. `prompt_cache_key` is for a gateway's choice of a replica, `safety_identifier` the caller's
-    note: neither changes an answer.
+    note: neither changes an answer. `kv_transfer_params` (vLLM's): prompt and answer are computed by two engines.
     """
 
     model: str | None = None
@@ -90,6 +91,7 @@ class OpenAIFields(GenerationFields):
     logprob_token_ids: (
         Annotated[list[TokenId], Field(min_length=1, max_length=MAX_LOGPROB_TOKEN_IDS, fail_fast=True)] | None
     ) = None
+    kv_transfer_params: KVTransfer | None = None
 
     def check(self) -> None:
         """Validation across fields.
@@ -111,6 +113,16 @@ class OpenAIFields(GenerationFields):
         if self.max_tokens == 0 and not self.echoes() and self.prompt_logprobs is None:
             message = "max_tokens: must be at least 1; 0 is only allowed together with echo or prompt_logprobs"
             raise bad_request(message, "max_tokens")
+
+    def source(self) -> str | None:
+        asked = self.kv_transfer_params
+        named = None if asked is None or not asked.do_remote_prefill else asked.remote_engine_id
+        return super().source() or named
+
+    @property
+    def decoded_elsewhere(self) -> bool:
+        """Another engine will want the keys and values of the prompt."""
+        return self.kv_transfer_params is not None and bool(self.kv_transfer_params.do_remote_decode)
 
     def num_prompt_logprobs(self) -> int | None:
         return self.prompt_logprobs

@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from hashlib import blake2b
+from typing import Any
 
 from inflight_contract import admin_token
 from inflight_contract.errors import ApiError
@@ -32,15 +33,44 @@ class Handover:
         self._named = False
         self._read_at = 0.0
 
+    @property
+    def pod(self) -> str:
+        """The uid of this pod; empty: it is in none."""
+        return os.environ.get(admin_token.POD_VARIABLE, "")
+
+    @property
+    def readable(self) -> bool:
+        """Others can read blocks: it keeps some in host memory, and has an admin token and a pod."""
+        return self._identity() is not None and _token() is not None and bool(self.pod and self.port)
+
     def source(self, host: str) -> str | None:
-        """Return the name of this engine, for relays that reach it at this address; None: others can read nothing of
-        it, as it keeps no blocks in host memory, or has no admin token or pod."""
-        identity, pod, token = self._identity(), os.environ.get(admin_token.POD_VARIABLE, ""), _token()
-        if identity is None or token is None or not (pod and host and self.port):
+        """Return the name of this engine, for relays that reach it at this address; None: it is not `readable`."""
+        identity, token = self._identity(), _token()
+        if identity is None or token is None or not (self.pod and host and self.port):
             return None
         self._named = True
         address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
-        return source_of(KVSource(address, pod), identity, token, time.time())
+        return source_of(KVSource(address, self.pod), identity, token, time.time())
+
+    def transfer_params(self, host: str) -> dict[str, Any] | None:
+        """Return vLLM's `kv_transfer_params`, as its NixlConnector returns them, by which another engine finds the keys
+        and values of a prompt here. It asks for blocks by hash, so their numbers are of no use to it.
+
+        Args:
+            host: address at which it reaches this engine.
+        """
+        name = self.source(host)
+        if name is None:
+            return None
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_engine_id": name,
+            "remote_block_ids": [],
+            "remote_host": host,
+            "remote_port": self.port,
+            "tp_size": 1,
+        }
 
     def read_source(self, text: str | None) -> KVSource | None:
         """Return the engine that a name stands for, as `kv_blocks.read_source`."""
@@ -49,7 +79,7 @@ class Handover:
         identity, token = self._identity(), _token()
         if identity is None or token is None:
             return None
-        return read_source(text, identity, os.environ.get(admin_token.POD_VARIABLE, ""), token, time.time())
+        return read_source(text, identity, self.pod, token, time.time())
 
     async def read(self, hashes: bytes) -> tuple[bytes, bytes]:
         """Read blocks; returns their checksums, and their bytes.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from inflight_contract.errors import bad_request
@@ -13,7 +14,9 @@ from inflight_engine.server.bodies.json_size import MAX_COMMAS, MAX_ITEMS
 from inflight_engine.server.bodies.pooling_schema import EmbeddingRequest
 from inflight_engine.server.bodies.schema import GenerateRequest, OpenAIFields
 
-_READ = frozenset({"request_id", "tokenized", "text", "sampling_params", "stream", "data_parallel_rank"})
+_READ = frozenset(
+    {"request_id", "tokenized", "text", "sampling_params", "stream", "data_parallel_rank", "kv_transfer_params_json"}
+)
 
 _AS_IN_HTTP = (
     *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"),
@@ -61,6 +64,11 @@ def generation_body(message: pb.GenerateRequest) -> GenerationBody:
             text = f"{field.name}: this parameter is not supported by this server"
             raise bad_request(text, field.name, "unsupported_parameter")
     values = {**_prompt(message), **_sampling(message.sampling_params), "stream": message.stream}
+    if message.kv_transfer_params_json:
+        try:
+            values["kv_transfer_params"] = msgspec.json.decode(message.kv_transfer_params_json)
+        except ValueError as error:
+            raise bad_request(f"kv_transfer_params_json: {error}", "kv_transfer_params_json") from None
     body = validated(GenerationBody, values)
     body.check()
     return body

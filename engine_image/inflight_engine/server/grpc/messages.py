@@ -29,8 +29,9 @@ def chunk(choice: Generation, piece: Piece, begin: int) -> pb.GenerateResponse:
     )
 
 
-def complete(choice: Generation, piece: Piece) -> pb.GenerateResponse:
-    """The end of a choice, with all of its tokens, and the log-probabilities of `piece`, of its last tokens."""
+def complete(choice: Generation, piece: Piece, kv_transfer_params: str | None) -> pb.GenerateResponse:
+    """The end of a choice, with all of its tokens, and the log-probabilities of `piece`, of its last tokens.
+    `kv_transfer_params`: for the engine that goes on, as JSON."""
     reason, scores = choice.stop_reason, piece.logprobs
     return pb.GenerateResponse(
         complete=pb.GenerateComplete(
@@ -44,6 +45,7 @@ def complete(choice: Generation, piece: Piece) -> pb.GenerateResponse:
             index=choice.request.index,
             matched_token_id=reason if isinstance(reason, int) else None,
             matched_stop_str=reason if isinstance(reason, str) else None,
+            kv_transfer_params_json=kv_transfer_params,
         )
     )
 

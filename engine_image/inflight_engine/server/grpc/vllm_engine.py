@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
@@ -68,7 +69,8 @@ class VllmEngine:
                     await asked.write(await _made(partial(chunk, choice, piece, begin), piece))
                     sent[choice.request.index], piece = piece.num_tokens, NO_PIECE
                 if done:
-                    await asked.write(await _made(partial(complete, choice, piece), piece))
+                    transfer = self._transfer_params(asked) if body.decoded_elsewhere else None
+                    await asked.write(await _made(partial(complete, choice, piece, transfer), piece))
 
     async def embed(self, message: pb.EmbedRequest, asked: Asked) -> pb.EmbedResponse:
         """The vector of a prompt."""
@@ -120,6 +122,9 @@ class VllmEngine:
         """The server. A grammar binds an answer from its first token, reasoning or not."""
         _, ready = self._service.model, self._service.session.ready
         assert ready is not None
+        moves, pod = {}, self._service.handover.pod
+        if self._service.handover.readable:  # it takes and gives the parameters of this connector of vLLM
+            moves = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_engine_id": pod}
         return pb.GetServerInfoResponse(
             active_requests=len(self._service.registry),
             uptime_seconds=time.monotonic() - self._service.started,
@@ -131,6 +136,7 @@ class VllmEngine:
             model_dtype=ready.runner.dtype,
             max_num_seqs=ready.capacity.max_num_seqs,
             constrained_decoding_start="first_token",
+            **moves,
         )
 
     def loads(self, message: pb.GetLoadsRequest) -> pb.GetLoadsResponse:
@@ -179,6 +185,11 @@ class VllmEngine:
                 await asked.write(batch)
         finally:
             subscription.close()
+
+    def _transfer_params(self, asked: Asked) -> str | None:
+        client = asked.http.client
+        params = None if client is None else self._service.handover.transfer_params(_reached_at(client.host))
+        return None if params is None else msgspec.json.encode(params).decode()
 
     def _special_id(self, name: str) -> int | None:
         token = self._service.tokenizer.settings.get(name)
@@ -265,6 +276,16 @@ class _Updates:
     def _read(self, changed: Sequence[Generation]) -> None:
         self._changed.update(dict.fromkeys(changed))
         self._news.set()
+
+
+def _reached_at(client: str) -> str:
+    """The address of this machine that a client reaches, which gRPC does not tell: that of the way back. Nothing is
+    sent. Empty: there is no way."""
+    family = socket.AF_INET6 if ":" in client else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        probe.connect((client, 9))
+        return str(probe.getsockname()[0])
+    return ""
 
 
 async def _made(message: Callable[[], pb.GenerateResponse], piece: Piece) -> pb.GenerateResponse:

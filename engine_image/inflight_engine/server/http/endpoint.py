@@ -171,8 +171,7 @@ def _requests(
     bound = None if grammar is None and body.thinking_budget() is None else thinking
     scheduling, choices = exchange.scheduling, iter(enumerate(continued))
     requests: list[GenerationRequest] = []
-    continuation = body.inflight_continuation
-    kv_source = service.handover.read_source(None if continuation is None else continuation.source)
+    kv_source = service.handover.read_source(body.source())
     shown_ids = frozenset() if parsing is None else service.shown_ids
     if body.skip_special_tokens is False:
         shown_ids = service.tokenizer.all_special_ids

@@ -4,6 +4,7 @@ https://platform.openai.com/docs/api-reference."""
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -39,6 +40,9 @@ async def _answer(
     check_model(body.model, service)
     body.check()
     call = await begin(service, http, body)
+    transfer = None
+    if body.decoded_elsewhere and not call.relayed:  # a relay's client learns no address of a pod
+        transfer = partial(service.handover.transfer_params, (http.scope.get("server") or ("",))[0])
     answer = shape(
         call,
         service.tokenizer,
@@ -52,6 +56,7 @@ async def _answer(
             continuous_usage=body.continuous_usage,
             token_ids=bool(body.return_token_ids),
             prompt_logprobs=body.prompt_logprobs,
+            kv_transfer_params=transfer,
         ),
     )
     return GenerationResponse(service.registry, service.heartbeats, service.channels, call, answer)
