@@ -12,10 +12,9 @@ from hashlib import sha256
 
 import numpy as np
 
-from inflight_contract import admin_signature, admin_token
 from inflight_contract.kv_blocks import MOST_BLOCKS, PATH, KVSource
-from inflight_contract.model_blocks import SIGNATURE_HEADER
 from inflight_engine.request import Request
+from inflight_engine.signed_call import signed_call
 from inflight_engine.tier_loads import Done, HostBlocks, Read
 
 log = logging.getLogger(__name__)
@@ -140,30 +139,20 @@ class PeerReader:
         Raises:
             PeerError, OSError, HTTPException, ApiError, ValueError: it does not answer as it should.
         """
-        body, now = b"".join(read.hashes), str(int(time.time()))
-        token = admin_token.configured()
-        signature = admin_signature.signature(token, "POST", PATH, source.pod, now, body)
-        host, _, port = source.address.rpartition(":")
-        connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=_ANSWER_SECONDS)
-        try:
-            headers = {"Authorization": admin_signature.authorization(source.pod, now, signature)}
-            connection.request("POST", PATH, body, headers)
-            answer = connection.getresponse()
-            if answer.status != http.client.OK:
-                raise PeerError(f"it answers with status {answer.status}")
-            length = int(answer.headers.get("content-length", "-1"))
+        body = b"".join(read.hashes)
+        with signed_call(source.pod, source.address, "POST", PATH, body, seconds=_ANSWER_SECONDS) as answer:
+            if answer.http.status != http.client.OK:
+                raise PeerError(f"it answers with status {answer.http.status}")
+            length = int(answer.http.headers.get("content-length", "-1"))
             count, rest = divmod(length, _CHECKSUM.itemsize + self._block_bytes)
             if rest or not 0 <= count <= len(read.places):
                 raise PeerError("its answer has another length than blocks have")
-            sums = answer.read(count * _CHECKSUM.itemsize)
-            proof = admin_signature.content_proof(token, signature, sha256(sums).hexdigest())
-            if answer.headers.get(SIGNATURE_HEADER) != proof:
+            sums = answer.http.read(count * _CHECKSUM.itemsize)
+            if not answer.proves(sha256(sums).hexdigest()):
                 raise PeerError("its checksums are not signed with the admin token")
             until = time.monotonic() + _READ_SECONDS
             for place in read.places[:count]:
-                _read_into(answer, self._memory.row(place), until)
-        finally:
-            connection.close()
+                _read_into(answer.http, self._memory.row(place), until)
         checksums += np.frombuffer(sums, _CHECKSUM).tolist()
 
 

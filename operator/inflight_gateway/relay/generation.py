@@ -418,9 +418,7 @@ class Generation:
         """Leaves an engine for another one."""
         attempt.cancel()
         self._attempt = None
-        self._delivery.forget()
-        if not self._answer.has_tokens:
-            self._answer = self._new_answer()
+        self._forget_unsent()
 
     def _garbled(self) -> None:
         assert self._attempt is not None
@@ -561,9 +559,7 @@ class Generation:
         self._shared.asks.left(self._record.request_id)
         answer = self._answer
         tried = self._history.failed(failure, endpoint, now, advanced=answer.advanced, refused=refused_by)
-        self._delivery.forget()
-        if not answer.has_tokens:
-            self._answer = self._new_answer()
+        self._forget_unsent()
         step = next_step(
             failure,
             tried,
@@ -582,6 +578,12 @@ class Generation:
         else:
             # Jitter, so that requests that failed together do not retry together.
             self._timer = self._loop.call_later(step.after_s * random.uniform(0.8, 1.2), self._ask)
+
+    def _forget_unsent(self) -> None:
+        """Keeps what the next engine goes on with."""
+        self._delivery.forget()
+        if not self._answer.has_tokens:
+            self._answer = self._new_answer()
 
     def _new_answer(self) -> Answer:
         return Answer(self._fields.choices, self._fields.max_tokens)

@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from inflight_contract import admin_signature, admin_token
+from inflight_contract import admin_token
 from inflight_contract.errors import ApiError
-from inflight_contract.model_blocks import CHECKSUMS_HEADER, PATH, SIGNATURE_HEADER
+from inflight_contract.model_blocks import CHECKSUMS_HEADER, PATH
 from inflight_engine.models.remote.cached import checksums
+from inflight_engine.signed_call import signed_call
 
 _LOOK_SECONDS = 1.0
 """Time between two looks into the file of peers."""
@@ -204,41 +205,30 @@ class Peers:
             PeerError: it does not answer as it should.
         """
         method = "HEAD" if num_bytes is None else "GET"
-        path, now = PATH.format(entry=entry, number=number), str(int(time.time()))
+        path = PATH.format(entry=entry, number=number)
         try:
-            token = admin_token.configured()
-        except ApiError as error:
-            raise PeerError(str(error), _LONG_REST_SECONDS) from None
-        signature = admin_signature.signature(token, method, path, peer.pod, now, b"")
-        host, _, port = peer.address.rpartition(":")
-        try:
-            connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=_ANSWER_SECONDS)
-        except ValueError:
-            raise PeerError("its address is no IP:PORT", _LONG_REST_SECONDS) from None
-        try:
-            connection.request(
-                method, path, headers={"Authorization": admin_signature.authorization(peer.pod, now, signature)}
-            )
-            answer = connection.getresponse()
-            if answer.status in _UNUSED:
-                return answer.status, None
-            if answer.status != http.client.OK:
-                rest = _LONG_REST_SECONDS if answer.status < http.client.INTERNAL_SERVER_ERROR else _REST_SECONDS
-                raise PeerError(f"it answers with status {answer.status}", rest)
-            if num_bytes is None:
-                return answer.status, None
-            data = _read_all(answer, num_bytes)
+            with signed_call(peer.pod, peer.address, method, path, seconds=_ANSWER_SECONDS) as answer:
+                status = answer.http.status
+                if status in _UNUSED:
+                    return status, None
+                if status != http.client.OK:
+                    rest = _LONG_REST_SECONDS if status < http.client.INTERNAL_SERVER_ERROR else _REST_SECONDS
+                    raise PeerError(f"it answers with status {status}", rest)
+                if num_bytes is None:
+                    return status, None
+                data = _read_all(answer.http, num_bytes)
         except (OSError, http.client.HTTPException) as error:
             raise PeerError(f"{type(error).__name__}: {error}") from None
-        finally:
-            connection.close()
-        expected = answer.headers.get(CHECKSUMS_HEADER, "")
-        proof = admin_signature.content_proof(token, signature, expected)
-        if answer.headers.get(SIGNATURE_HEADER) != proof:
+        except ApiError as error:
+            raise PeerError(str(error), _LONG_REST_SECONDS) from None
+        except ValueError:
+            raise PeerError("its address is no IP:PORT", _LONG_REST_SECONDS) from None
+        expected = answer.http.headers.get(CHECKSUMS_HEADER, "")
+        if not answer.proves(expected):
             raise PeerError("its checksums are not signed with the admin token", _LONG_REST_SECONDS)
         if checksums(data).hex() != expected:
             raise PeerError(f"block {number} of a file is damaged", _LONG_REST_SECONDS)
-        return answer.status, data
+        return status, data
 
 
 _UNUSED = (http.client.NOT_FOUND, http.client.TOO_EARLY, http.client.SERVICE_UNAVAILABLE)

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from inflight_contract import admin_signature
 from inflight_engine.models.remote import cached, peers, sharing
 from inflight_engine.server.admin import model_blocks
 from inflight_engine.server.engine.session import NO_STATS
@@ -195,7 +196,7 @@ def test_a_peer_with_another_token_is_not_believed(pods, content, from_source, m
     first = pods.add("first")
     fill(pods, first, from_source)
     joining = pods.add("joining", ready=False)
-    monkeypatch.setattr(peers.admin_signature, "content_proof", lambda *given: "other")  # as the joining pod sees it
+    monkeypatch.setattr(admin_signature, "content_proof", lambda *given: "other")  # as the joining pod sees it
     store, file = pods.open(joining)
     from_source()
     assert read_blocks(store, file) == content
