@@ -31,7 +31,16 @@ from inflight_engine.engine import Engine
 from inflight_engine.grammars.compiled import Grammars
 from inflight_engine.grammars.waiting import CompilingRequests
 from inflight_engine.load_rates import LoadRateMeter
-from inflight_engine.messages import EngineFailed, EngineReady, Loading, LongStep, Shutdown, Starting, WeightsRead
+from inflight_engine.messages import (
+    EngineFailed,
+    EngineReady,
+    Imported,
+    Loading,
+    LongStep,
+    Shutdown,
+    Starting,
+    WeightsRead,
+)
 from inflight_engine.models.checkpoints.source import is_remote, resolve_configured
 from inflight_engine.models.reading_progress import READING
 from inflight_engine.native.kept_weights import inherited
@@ -185,6 +194,7 @@ def start(channel: EngineChannel, *, spare: bool = False) -> Engine | None:
             thread = threading.Thread(target=_import_patiently, name="import")
             thread.start()
             thread.join()
+            channel.send(Imported())
         with _reporting(channel):
             _import_modules()  # Takes longest, so not after the configuration has come.
             config = received.result()

@@ -122,6 +122,10 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     weights: WeightsRead | None = None
 
 
+class Imported(msgspec.Struct, frozen=True, tag=True):
+    """A spare has imported its modules. Its first message."""
+
+
 class Loading(msgspec.Struct, frozen=True, tag=True):
     """The model's weights are being read. Sent about once a second until `EngineReady`.
 
@@ -331,7 +335,8 @@ class EngineFailed(msgspec.Struct, frozen=True, tag=True):
 
 ToEngine: TypeAlias = AddRequest | CancelRequest | Configure | StepCost | FlushRecord | Sleep | ReadBlocks | Shutdown
 FromEngine: TypeAlias = (
-    Loading
+    Imported
+    | Loading
     | EngineReady
     | LongStep
     | Starting

@@ -203,6 +203,19 @@ def test_spare_that_is_killed_while_it_takes_over_costs_no_request(own_server):
     assert "while it took over" in server.log.read_text()
 
 
+def test_spare_that_gets_no_cpu_to_import_its_modules_is_not_waited_for(own_server):
+    def disrupt(server, engine):
+        (spare,) = server.wait_for(lambda: [pid for pid in server._engines() if pid != engine])
+        os.kill(spare, signal.SIGSTOP)  # as where others keep the CPUs busy: it has the lowest priority
+        os.kill(engine, signal.SIGKILL)
+
+    server = own_server("--spare-process", "on")
+    disrupt(server, server.engine_pid())
+    body = {"prompt": "Once upon a time", "max_tokens": 4}
+    assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=LATEST_SECONDS).status_code == 200
+    assert "the spare engine process has not imported its modules" in server.log.read_text()
+
+
 def test_engine_of_several_processes_is_replaced_with_all_of_them(own_server):
     server = own_server("--tensor-parallel-size", "3", "--dtype", "float32")
     ranks = children(server.engine_pid())

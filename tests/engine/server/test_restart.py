@@ -460,6 +460,9 @@ class FakeProcess:
     def wait(self, timeout):
         return -9
 
+    def imported(self, timeout):
+        return True
+
 
 async def supervised(fake, monkeypatch):
     log = []

@@ -26,6 +26,7 @@ class Process:
     killed: bool = False
     pid: int = 7
     refuses: bool = False
+    has_imported: bool = True
     spares: list = field(default_factory=list)
 
     def successor(self, *, spare=False):
@@ -37,6 +38,9 @@ class Process:
 
     def wait(self, timeout):
         return self.status
+
+    def imported(self, timeout):
+        return self.has_imported and self.status is None
 
     def kill(self):
         self.killed = True
@@ -90,6 +94,15 @@ def test_spare_is_handed_over_once_and_not_when_it_is_dead():
     assert spare.take() is None
     assert running.spares[1].killed
     assert not running.spares[0].killed
+
+
+def test_spare_that_has_not_imported_its_modules_is_ended():
+    spare, _ = spare_of("on")
+    running = Process()
+    spare.check(0.0, running)
+    running.spares[0].has_imported = False
+    assert (spare.take(), spare.pid) == (None, None)
+    assert running.spares[0].killed
 
 
 def test_spare_that_dies_again_and_again_is_given_up_for_a_while():

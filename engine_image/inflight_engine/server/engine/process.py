@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -68,6 +69,12 @@ class EngineProcess:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:  # its death is seen on the socket
             pipe.write(msgspec.json.encode(config))
+
+    def imported(self, timeout: float) -> bool:
+        """Wait until a spare has imported its modules; False: it has not after `timeout` seconds, or is gone."""
+        poll = select.poll()
+        poll.register(self.socket, select.POLLIN)
+        return bool(poll.poll(timeout * 1000)) and self.wait(0) is None
 
     def wait(self, timeout: float) -> int | None:
         """Wait for the exit status (negative: the signal that ended it); None if the process still runs after `timeout`

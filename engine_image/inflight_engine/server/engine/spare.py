@@ -18,6 +18,10 @@ SETTLE_SECONDS = 10.0
 """Time from when the engine is ready until `auto` starts a spare: a server that has just started has requests waiting,
 and so have others that start on the same machine."""
 
+IMPORT_SECONDS = 2.0
+"""Time in which a spare that takes over has to have imported its modules. It has the lowest priority, which cannot be
+raised again: where others keep the CPUs busy, a new process is there first."""
+
 log = logging.getLogger(__name__)
 
 
@@ -58,9 +62,11 @@ class Spare:
                 self._due = now + SETTLE_SECONDS
 
     def take(self) -> EngineProcess | None:
-        """Hand over the process, which waits for its configuration; None: there is none."""
+        """Hand over the process, which waits for its configuration; None: there is none. Takes up to
+        `IMPORT_SECONDS`."""
         process, self._process = self._process, None
-        if process is not None and process.wait(0) is not None:
+        if process is not None and not process.imported(IMPORT_SECONDS):
+            log.warning("the spare engine process has not imported its modules: another one is started")
             process.kill()
             return None
         return process

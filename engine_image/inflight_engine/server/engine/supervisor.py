@@ -71,7 +71,7 @@ class Supervisor:
             session.record = _segment(Path(config.record or ""), self._restarts)
             config = replace(config, record=str(session.record))
             log.info("the recording goes on in %s", session.record)
-        spare = self.spare.take()
+        spare = await asyncio.to_thread(self.spare.take)
         session.taken_over = spare is not None
         self.process = self.process.successor() if spare is None else spare
         self.process.load(config)
