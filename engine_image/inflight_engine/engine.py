@@ -227,9 +227,10 @@ class Engine:
 
     def _read_blocks(self, message: ReadBlocks) -> BlocksRead:
         hashes = [message.hashes[at : at + HASH_SIZE] for at in range(0, len(message.hashes), HASH_SIZE)]
-        blocks = self._scheduler.running.pool.match(hashes)
+        blocks = self._scheduler.running.pool.match(hashes).tolist()
+        places = self._scheduler.offload.copied(hashes[len(blocks) :])
         try:
-            shared = self._runner.share_blocks(blocks.tolist())
+            shared = self._runner.share_blocks(blocks, places)
         except OSError as error:
             log.warning("blocks cannot be given to another engine: %s", error)
             return BlocksRead(message.call_id, b"", "/dev/null", 0)

@@ -30,9 +30,9 @@ class StepExecutor(Protocol):
         """Wait for the oldest step that is launched and not collected. One whose launch or collection raised is
         gone: neither it nor a step launched after it is collected."""
 
-    def share_blocks(self, block_ids: Sequence[int]) -> SharedBlocks:
-        """Write the leading blocks of these, as many as there is host memory for, to a file in memory, after all steps
-        that are launched. The next call overwrites them."""
+    def share_blocks(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> SharedBlocks:
+        """Write the leading blocks of these, first of the KV cache and then of host memory, as many as there is room
+        for, to a file in memory, after all steps that are launched. The next call overwrites them."""
 
     def free_cache(self) -> None:
         """Give the memory of the KV cache, and of the tier behind it in host memory, back to the system. Blocks hold

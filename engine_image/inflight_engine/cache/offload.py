@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -74,6 +75,13 @@ class Offload:
     def may_have(self, block_hash: bytes) -> bool:
         """Return whether the tier has a block with this content, or it is on its way there."""
         return self.has(block_hash) or any(block_hash in hashes for hashes, _ in self._fetching.values())
+
+    def copied(self, hashes: Sequence[bytes]) -> list[int]:
+        """Return the places of leading hashes whose content a plan has copied there, or what was behind the tier."""
+        if self._tier is None:
+            return []
+        places = self._tier.places(hashes).tolist()
+        return list(itertools.takewhile(lambda place: place not in self._copies, places))
 
     def content(self, place: int) -> bytes | None:
         """Return the hash of what a place of the tier has; None: nothing. Any thread may ask."""

@@ -39,6 +39,9 @@ class Tier(Protocol):
     def match(self, hashes: Sequence[bytes]) -> int:
         """Return how many hashes, from the first on, have their content here."""
 
+    def places(self, hashes: Sequence[bytes]) -> BlockIds:
+        """Return the places of those that `match` counts, which may be given up as soon as another method is called."""
+
     def reserve(self, hashes: Sequence[bytes]) -> tuple[list[int], BlockIds]:
         """Hold places for content that comes; what was there is given up, least recently used first. Content that is
         here already counts as used. Where most places are held, the last hashes get those that are left.
@@ -82,7 +85,11 @@ class HostTier:
 
     def match(self, hashes: Sequence[bytes]) -> int:
         """See `Tier`."""
-        return len(self._pool.match(hashes))
+        return len(self.places(hashes))
+
+    def places(self, hashes: Sequence[bytes]) -> BlockIds:
+        """See `Tier`."""
+        return self._pool.match(hashes)
 
     def reserve(self, hashes: Sequence[bytes]) -> tuple[list[int], BlockIds]:
         """See `Tier`."""
@@ -106,7 +113,7 @@ class HostTier:
 
     def load(self, hashes: Sequence[bytes]) -> BlockIds:
         """See `Tier`."""
-        places = self._pool.match(hashes)
+        places = self.places(hashes)
         self._pool.share(places)
         return places
 

@@ -82,14 +82,15 @@ class HostCache:
         num_damaged = torch.stack([self._copies.copy_in(places, blocks) for places, blocks in copies])
         return self._parallel.all_reduce(num_damaged.float())
 
-    def share(self, block_ids: Sequence[int]) -> SharedBlocks:
-        """Write blocks of the KV cache to a file in memory, as far as there is room for them."""
-        places = range(self.num_blocks, self.num_blocks + min(len(block_ids), self._num_read))
-        self.copy_out(block_ids[: len(places)], places)
+    def share(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> SharedBlocks:
+        """See `StepExecutor.share_blocks`."""
+        copies = range(self.num_blocks, self.num_blocks + min(len(block_ids), self._num_read))
+        self.copy_out(block_ids[: len(copies)], copies)
+        places = [*copies, *host_block_ids[: self._num_read - len(copies)]]
         checksums = self.checksums(places)
         if self._file is None:
             self._file = os.memfd_create("inflight-kv-blocks")
-        num_bytes = os.pwrite(self._file, self._rows[places.start : places.stop].reshape(-1).data, 0)
+        num_bytes = os.pwritev(self._file, [self.row(place) for place in places], 0)
         return SharedBlocks(f"/proc/{os.getpid()}/fd/{self._file}", num_bytes, checksums)
 
     def row(self, place: int) -> memoryview:

@@ -100,10 +100,10 @@ class Runner:
             self._in_flight.clear()
             raise
 
-    def share_blocks(self, block_ids: Sequence[int]) -> SharedBlocks:
+    def share_blocks(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> SharedBlocks:
         """See `StepExecutor`."""
         with self._inference_mode:
-            return self.host_cache.share(block_ids)
+            return self.host_cache.share(block_ids, host_block_ids)
 
     def free_cache(self) -> None:
         """See `StepExecutor`. Addresses stay, so nothing that points into the cache has to be made again."""

@@ -117,6 +117,24 @@ def test_an_answer_that_another_engine_began_goes_on_without_computing_it_again(
     check_nothing_is_held(second.engine, second.behind.peers)
 
 
+def test_blocks_that_left_the_device_are_read_from_host_memory(first, prompts, monkeypatch):
+    whole, hashes = first.answer(prompts[0]), block_hashes(np.array(prompts[0], np.int32), SIZE, root_hash("", ""))
+    small = Engine(**HOST, num_kv_blocks=LENGTH // SIZE + OUTPUT // SIZE + 4)
+    for prompt in prompts[:2]:
+        small.answer(prompt)
+    on_device = len(small.scheduler.running.pool.match(hashes))
+    assert on_device < len(hashes)
+    found, expected = small.read(hashes), first.read(hashes)
+    assert (found.checksums, data_of(found)) == (expected.checksums, data_of(expected))
+    assert found.num_bytes == len(hashes) * BLOCK_BYTES
+    monkeypatch.setattr(small.engine._runner.host_cache, "_num_read", on_device + 2)
+    assert small.read(hashes).num_bytes == (on_device + 2) * BLOCK_BYTES
+    monkeypatch.setattr(small.scheduler.offload, "_copies", {small.scheduler.offload.copied(hashes[-1:])[0]: 0})
+    assert small.read(hashes[-3:]).num_bytes == 2 * BLOCK_BYTES, "what the next plan copies is not there yet"
+    assert small.answer(prompts[0]) == whole
+    check_nothing_is_held(small.engine, small.behind.peers)
+
+
 def test_bytes_that_are_damaged_are_computed_instead(first, second, prompts, alone):
     begun = first.answer(prompts[0], until=9)
     second.change = lambda data: data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 4]) + data[len(data) // 2 + 1 :]

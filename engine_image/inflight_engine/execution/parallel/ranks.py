@@ -89,7 +89,7 @@ class TensorParallelRunner:
         except Exception:
             _leave()
 
-    def share_blocks(self, block_ids: Sequence[int]) -> SharedBlocks:
+    def share_blocks(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> SharedBlocks:
         raise AssertionError("workers keep their parts of the blocks")
 
     def free_cache(self) -> None:
