@@ -1,7 +1,8 @@
-"""Blocks of keys and values that one engine of a service reads from another, which drains.
+"""Blocks of keys and values that one engine of a service reads from another.
 
-- An engine that drains names itself to relays by a `source_of`, which is signed with the admin token: so no client can
-  have an engine connect anywhere else. A relay passes it on, as it is, with the answer that another engine continues.
+- An engine names itself by a `source_of`, which is signed with the admin token: so no client can have an engine connect
+  anywhere else. While it drains relays get it, and pass it on, as it is, with the answer that another engine continues;
+  at any time a router that has this engine compute a prompt for another one.
 - `POST PATH` on the admin port, signed, has as its body the hashes of consecutive blocks, 16 bytes each and at most
   `MOST_BLOCKS`. Status 200 has the blocks, as far as this engine has the leading ones: first a checksum of 8 bytes for
   each, then their bytes. `model_blocks.SIGNATURE_HEADER` has `content_proof` of the hex SHA-256 of the checksums, as

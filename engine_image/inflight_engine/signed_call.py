@@ -12,7 +12,7 @@ from inflight_contract import admin_signature, admin_token
 from inflight_contract.model_blocks import SIGNATURE_HEADER
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class SignedAnswer:
     """An answer whose body is not read yet. It may come from anywhere, until it proves something."""
 

@@ -14,6 +14,7 @@ from inflight_engine.messages import (
     EngineFailed,
     Finished,
     FlushRecord,
+    Imported,
     RecordFlushed,
     Shutdown,
     StepReport,
@@ -43,6 +44,7 @@ STATS = StepStats(1, 2, 3, 0.5, 4, 5, 6, 7, 8, 9, 0.01, 0.001)
 LOGPROBS = [TokenLogprobs(0, -0.25, [7, 9], [-0.25, -1.5])]
 FINISHED = [Finished(1, FinishReason.LENGTH)]
 FROM_ENGINE = [
+    Imported(),
     StepReport(3, [Admission(1, 0)], b"\0\0\0\0", b"\7\0\0\0", LOGPROBS, FINISHED, STATS),
     Configured(10, LimitsInForce(Limits(4, 64), 2), {"batch": 0.5, "chat": 1.0}),
     RecordFlushed(11),

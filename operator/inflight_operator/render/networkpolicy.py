@@ -6,12 +6,11 @@ may reach the admin port. Policies add up, so one that let all in would do so in
 the service requires API keys, only from the gateway, which checks them, and from those peers; so without a gateway, no
 client reaches such a service. Engines whose metrics are on the serving port let the operator in too. The admin port
 only from the operator's pods, from the peers the operator was installed with, such as Prometheus, and with
-`spec.model.peers`, or behind the gateway with `spec.engine.kvCache.swap`, from the service's own pods, whose engines
-read weights, or keys and values, from each other: calls that change an engine are signed or carry the token, and users
-have no way to try one. An operator outside the cluster has no pods to select,
-so the admin port of its engines is open, and the serving port of those whose metrics are on it. The ports of KV cache
-events only from the gateway. Kubernetes always lets the node reach its own pods, and the kubelet's probes use the
-serving port.
+`spec.model.peers` or `spec.engine.kvCache.swap`, from the service's own pods, whose engines read weights, or keys and
+values, from each other: calls that change an engine are signed or carry the token, and users have no way to try one.
+An operator outside the cluster has no pods to select, so the admin port of its engines is open, and the serving port of
+those whose metrics are on it. The ports of KV cache events only from the gateway. Kubernetes always lets the node reach
+its own pods, and the kubelet's probes use the serving port.
 
 Egress: only DNS and the trace collector, if any, for models in the image or on a claim. The pod fetches all others
 itself, through any mirror or proxy in its environment, so egress stays open for these.

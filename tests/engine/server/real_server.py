@@ -57,9 +57,13 @@ class RealServer:
         """Returns the spare beside an engine process, as soon as it has imported its modules."""
 
         def imported():
-            return [pid for pid in self._engines() if pid != beside and _has_imported(pid)]
+            return [pid for pid in self.spares(beside) if _has_imported(pid)]
 
         return self.wait_for(imported)[0]
+
+    def spares(self, beside: int) -> list[int]:
+        """Returns the engine processes but this one."""
+        return [pid for pid in self._engines() if pid != beside]
 
     def _engines(self) -> list[int]:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
@@ -92,9 +96,10 @@ class RealServer:
 def _has_imported(pid: int) -> bool:
     """Returns whether the thread of a spare that imports is over. Until then, it gets more than the lowest priority,
     where that is permitted: other tests keep the CPUs busy."""
-    threads = [int(each.name) for each in Path(f"/proc/{pid}/task").iterdir()]
-    patient = [each for each in threads if os.getpriority(os.PRIO_PROCESS, each) > 0]
-    for each in patient:
+    ordinary, patient = os.getpriority(os.PRIO_PROCESS, pid), False
+    for each in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(PermissionError, ProcessLookupError):
-            os.setpriority(os.PRIO_PROCESS, each, 1)
+            if os.getpriority(os.PRIO_PROCESS, int(each.name)) > ordinary:
+                patient = True
+                os.setpriority(os.PRIO_PROCESS, int(each.name), ordinary + 1)
     return not patient and "libtorch_cpu" in Path(f"/proc/{pid}/maps").read_text()

@@ -69,6 +69,11 @@ REFUSED = [
     (pb.GenerateRequest(text="a", data_parallel_rank=1), "data_parallel_rank"),
     (pb.GenerateRequest(text="a", kv_transfer_params_json="{"), "kv_transfer_params_json"),
     (pb.GenerateRequest(text="a", kv_transfer_params_json="[]"), "kv_transfer_params"),
+    (pb.GenerateRequest(text="a", kv_transfer_params_json="[" * 5000), "kv_transfer_params_json"),
+    (
+        pb.GenerateRequest(text="a", kv_transfer_params_json=f'{{"x":[{"[]," * MAX_ITEMS}[]]}}'),
+        "kv_transfer_params_json",
+    ),
     (pb.GenerateRequest(text="a", kv_transfer_params_json='{"do_remote_decode": 1}'), "do_remote_decode"),
     (pb.GenerateRequest(text="a", kv_transfer_params=pb.KvTransferParams(remote_host="h")), "kv_transfer_params"),
     (pb.GenerateRequest(text="a", mm_inputs=pb.MultimodalInputs()), "mm_inputs"),

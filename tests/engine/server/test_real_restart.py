@@ -204,13 +204,11 @@ def test_spare_that_is_killed_while_it_takes_over_costs_no_request(own_server):
 
 
 def test_spare_that_gets_no_cpu_to_import_its_modules_is_not_waited_for(own_server):
-    def disrupt(server, engine):
-        (spare,) = server.wait_for(lambda: [pid for pid in server._engines() if pid != engine])
-        os.kill(spare, signal.SIGSTOP)  # as where others keep the CPUs busy: it has the lowest priority
-        os.kill(engine, signal.SIGKILL)
-
     server = own_server("--spare-process", "on")
-    disrupt(server, server.engine_pid())
+    engine = server.engine_pid()
+    (spare,) = server.wait_for(lambda: server.spares(engine))
+    os.kill(spare, signal.SIGSTOP)  # as where others keep the CPUs busy: it has the lowest priority
+    os.kill(engine, signal.SIGKILL)
     body = {"prompt": "Once upon a time", "max_tokens": 4}
     assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=LATEST_SECONDS).status_code == 200
     assert "the spare engine process has not imported its modules" in server.log.read_text()

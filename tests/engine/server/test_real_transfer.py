@@ -60,16 +60,6 @@ def test_over_http_the_answer_equals_that_of_one_engine_and_no_full_block_is_com
     assert loaded(second) == before + 13
 
 
-def test_with_the_first_engine_gone_or_a_forged_name_the_second_one_computes(engines):
-    first, second = engines
-    alone = ask(first, prompt=prompt(1))["choices"][0]["token_ids"]
-    told = ask(first, prompt=prompt(1), kv_transfer_params={"do_remote_decode": True})["kv_transfer_params"]
-    before = loaded(second)
-    forged = {**told, "remote_engine_id": told["remote_engine_id"].replace("127.0.0.1", "127.0.0.2")}
-    assert ask(second, prompt=prompt(1), kv_transfer_params=forged)["choices"][0]["token_ids"] == alone
-    assert loaded(second) == before
-
-
 async def test_over_grpc_the_answer_equals_that_of_one_engine_and_no_full_block_is_computed_again(engines):
     def message(kv_transfer_params=None, **sampling):
         params = pb.SamplingParams(temperature=0, ignore_eos=True, **{"max_tokens": 24, **sampling})
@@ -93,3 +83,20 @@ async def test_over_grpc_the_answer_equals_that_of_one_engine_and_no_full_block_
     found = await complete(second, message(prefilled.kv_transfer_params_json))
     assert [*found.output_ids] == [*alone.output_ids]
     assert (found.cached_tokens, loaded(second)) == (13 * 16, before + 13)
+
+
+def test_with_a_forged_name_or_the_first_engine_gone_the_second_one_computes(engines):
+    first, second = engines
+    asked = [{"prompt": prompt(kind)} for kind in (3, 4, 5)]
+    alone = [ask(first, **each)["choices"][0]["token_ids"] for each in asked]
+    told = ask(first, **asked[0], kv_transfer_params={"do_remote_decode": True})["kv_transfer_params"]
+    name, before = told["remote_engine_id"], loaded(second)
+    forged = {**told, "remote_engine_id": name[:-1] + ("0" if name[-1] != "0" else "1")}
+    assert ask(second, **asked[0], kv_transfer_params=forged)["choices"][0]["token_ids"] == alone[0]
+    assert loaded(second) == before
+    assert ask(second, **asked[1], kv_transfer_params=told)["choices"][0]["token_ids"] == alone[1]
+    assert loaded(second) == before + 13, "a name is good for any prompt"
+    first.close()
+    assert ask(second, **asked[2], kv_transfer_params=told)["choices"][0]["token_ids"] == alone[2]
+    assert second.metrics()["inflight_peer_failed_reads_total"] == 1
+    assert loaded(second) == before + 13

@@ -1,4 +1,4 @@
-"""Reads of this engine's KV cache, while it drains, by other engines of the service; and its own of theirs."""
+"""Reads of this engine's KV cache by other engines of the service, and its own of theirs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Handover:
     def source(self, host: str) -> str | None:
         """Return the name of this engine, for relays that reach it at this address; None: it is not `readable`."""
         identity, token = self._identity(), _token()
-        if identity is None or token is None or not (self.pod and host and self.port):
+        if not (host and self.readable) or identity is None or token is None:
             return None
         self._named = True
         address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"

@@ -64,18 +64,18 @@ class Spare:
     def take(self) -> EngineProcess | None:
         """Hand over the process, which waits for its configuration; None: there is none. Takes up to
         `IMPORT_SECONDS`."""
-        process, self._process = self._process, None
+        process = self._process
         if process is not None and not process.imported(IMPORT_SECONDS):
-            log.warning("the spare engine process has not imported its modules: another one is started")
-            process.kill()
-            return None
+            log.warning("the spare engine process has not imported its modules, or is gone: another one is started")
+            self.end()
+        process, self._process = self._process, None
         return process
 
     def end(self) -> None:
-        """End the process."""
-        if self._process is not None:
-            self._process.kill()
-            self._process = None
+        """End the process; also while another thread is in `take`."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
 
     def _fits(self) -> bool:
         ready = self._session.ready

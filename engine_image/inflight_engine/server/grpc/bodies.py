@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from inflight_contract.errors import bad_request
 from inflight_engine.server.bodies.converted import validated
-from inflight_engine.server.bodies.json_size import MAX_COMMAS, MAX_ITEMS
+from inflight_engine.server.bodies.json_size import MAX_COMMAS, MAX_ITEMS, check_size
 from inflight_engine.server.bodies.pooling_schema import EmbeddingRequest
 from inflight_engine.server.bodies.schema import GenerateRequest, OpenAIFields
+from inflight_engine.server.http.strict_json import decoded
 
 _READ = frozenset(
     {"request_id", "tokenized", "text", "sampling_params", "stream", "data_parallel_rank", "kv_transfer_params_json"}
@@ -65,8 +65,10 @@ def generation_body(message: pb.GenerateRequest) -> GenerationBody:
             raise bad_request(text, field.name, "unsupported_parameter")
     values = {**_prompt(message), **_sampling(message.sampling_params), "stream": message.stream}
     if message.kv_transfer_params_json:
+        text = message.kv_transfer_params_json.encode()
         try:
-            values["kv_transfer_params"] = msgspec.json.decode(message.kv_transfer_params_json)
+            check_size(text)
+            values["kv_transfer_params"] = decoded(text)
         except ValueError as error:
             raise bad_request(f"kv_transfer_params_json: {error}", "kv_transfer_params_json") from None
     body = validated(GenerationBody, values)

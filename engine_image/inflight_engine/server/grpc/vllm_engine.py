@@ -282,7 +282,7 @@ def _reached_at(client: str) -> str:
     """The address of this machine that a client reaches, which gRPC does not tell: that of the way back. Nothing is
     sent. Empty: there is no way."""
     family = socket.AF_INET6 if ":" in client else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe, suppress(OSError):
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((client, 9))
         return str(probe.getsockname()[0])
     return ""

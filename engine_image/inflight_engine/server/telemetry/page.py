@@ -72,15 +72,15 @@ _TIER_BLOCKS = (
 """Counters by tier: name, documentation, and the counters of the engine in host memory and on a disk."""
 
 _PEER_COUNTERS = (
-    ("inflight_peer_loaded_blocks", "KV blocks read from engines that drain.", "num_peer_loaded"),
+    ("inflight_peer_loaded_blocks", "KV blocks read from other engines.", "num_peer_loaded"),
     (
         "inflight_peer_failed_reads",
-        "Reads of KV blocks from engines that drain, that failed; what they were for is computed.",
+        "Reads of KV blocks from other engines that failed; what they were for is computed.",
         "num_peer_failed",
     ),
     (
         "inflight_peer_late_requests",
-        "Requests that compute KV blocks which an engine that drains had, as not all came in time.",
+        "Requests that compute KV blocks which another engine had, as not all came in time.",
         "num_peer_late",
     ),
 )
