@@ -12,7 +12,7 @@ HAVE_CXX := command -v "$${CXX:-c++}" g++ clang++ >/dev/null
 KERNELS := $(wildcard engine_image/kernels/* tests/engine/native/*.h)
 INSTALL_VENV := { $(APT_INSTALL_VENV) || { apt-get -q update && $(APT_INSTALL_VENV); }; }
 
-.PHONY: help demo demo-down demo-engine test lint types unit fuzz bench bench-loop bench-api bench-startup bench-delivery bench-scheduler bench-tiers bench-simulator bench-fleet bench-operator bench-autopilot bench-gateway picture-top contract e2e e2e-clients e2e-disruptions e2e-release e2e-storm e2e-vllm kubernetes-versions release release-image venv cluster kubeconfig cluster-down dev format crd dashboards-json chart-files scan docs docs-reference lock
+.PHONY: help demo demo-down demo-engine test lint types unit fuzz bench bench-loop bench-api bench-startup bench-delivery bench-scheduler bench-tiers bench-transfer bench-simulator bench-fleet bench-operator bench-autopilot bench-gateway picture-top contract e2e e2e-clients e2e-disruptions e2e-release e2e-storm e2e-vllm kubernetes-versions release release-image venv cluster kubeconfig cluster-down dev format crd dashboards-json chart-files scan docs docs-reference lock
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ bench-scheduler: .venv/kernels.stamp ## What one iteration of the scheduler cost
 
 bench-tiers: .venv/kernels.stamp ## Conversations that exceed the KV cache five times: device, host memory, disk. ARGS=--help
 	@$(PY) -m tools.bench.tiers $(ARGS)
+
+bench-transfer: .venv/kernels.stamp ## A prompt that one engine computes and another one reads: seconds, and bytes/s beside a copy in memory. ARGS=--help
+	@$(PY) -m tools.bench.transfer $(ARGS)
 
 bench-simulator: .venv/kernels.stamp ## How close a simulation comes to the real engine: 13 minutes on a quiet machine. ARGS=--help
 	@$(PY) -m tools.bench.simulator $(ARGS)
