@@ -98,5 +98,5 @@ def test_with_a_forged_name_or_the_first_engine_gone_the_second_one_computes(eng
     assert loaded(second) == before + 13, "a name is good for any prompt"
     first.close()
     assert ask(second, **asked[2], kv_transfer_params=told)["choices"][0]["token_ids"] == alone[2]
-    assert second.metrics()["inflight_peer_failed_reads_total"] == 1
+    assert second.metrics()["inflight_peer_failed_reads_total"] >= 1
     assert loaded(second) == before + 13
