@@ -169,18 +169,9 @@ def loaded_blocks(url):
 def test_one_engine_computes_prompts_and_another_one_answers(direct, url, model, tmp_path):
     told = [{"role": "user", "content": f"Sum up: {' '.join(f'line {number} says {number};' for number in range(60))}"}]
     asked = {"model": model, "messages": told, **SAME}
+    workers = ["--prefill", os.environ["INFLIGHT_PREFILL"], "--decode", os.environ["INFLIGHT_GRPC"]]
     with (
-        router(
-            [
-                "--pd-disaggregation",
-                "--prefill",
-                os.environ["INFLIGHT_PREFILL"],
-                "--decode",
-                os.environ["INFLIGHT_GRPC"],
-            ],
-            model,
-            tmp_path,
-        ) as address,
+        router(["--pd-disaggregation", *workers], model, tmp_path) as address,
         openai.OpenAI(base_url=address, api_key="none", max_retries=0) as client,
     ):
         before = loaded_blocks(url)

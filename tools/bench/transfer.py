@@ -22,13 +22,15 @@ import numpy as np
 
 from inflight_settings.flag_types import number
 from tools.measure.report import cpu_model, say, table
-from tools.measure.served import free_port, served_engine
+from tools.measure.served import served_engine
 
 BLOCK = 16
 BLOCK_BYTES = BLOCK * 30 * 2 * 3 * 64 * 4
 """Bytes of a block of SmolLM2 135M in float32: 30 layers, keys and values, 3 heads of 64."""
 _VOCABULARY = (100, 40_000)
-_FLAGS = "--dtype float32 --swap-space 1Gi --preemption swap --max-num-seqs 4 --block-size"
+_FLAGS = (
+    f"--dtype float32 --swap-space 1Gi --preemption swap --max-num-seqs 4 --max-model-len 4096 --block-size {BLOCK}"
+)
 _SEND_BYTES = 1 << 20
 
 
@@ -147,11 +149,9 @@ def main() -> None:
         urls = []
         for name in ("first", "second"):
             say(f"starting the {name} engine")
-            settings = (*_FLAGS.split(), str(BLOCK), "--admin-port", str(free_port()), "--max-model-len", "4096")
-            environment = {"INFLIGHT_ADMIN_TOKEN": "bench", "INFLIGHT_POD_UID": name}
-            urls.append(
-                running.enter_context(served_engine(Path(folder) / f"{name}.log", *settings, environment=environment))
-            )
+            log, environment = Path(folder) / f"{name}.log", {"INFLIGHT_ADMIN_TOKEN": "bench", "INFLIGHT_POD_UID": name}
+            engine = served_engine(log, *_FLAGS.split(), "--admin-port", "0", environment=environment)
+            urls.append(running.enter_context(engine))
         measure(urls[0], urls[1], flags.tokens, seed=0)  # the first reads memory that nothing was written to
         rounds = []
         for seed in range(1, flags.rounds + 1):

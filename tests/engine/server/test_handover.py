@@ -95,13 +95,17 @@ def continued(source):
     return {"prompt": "hello", "inflight_continuation": {"choices": [choice], "created": 1, "source": source}}
 
 
-async def source_at_the_engine(fake, source):
+async def answered(fake, body, headers=None):
+    """The answer of a request, and the engine that its keys and values are read from."""
     number = len(fake.engine.requests)
-    call = asyncio.create_task(fake.http.post("/v1/completions", json=continued(source), headers=HEADERS))
+    call = asyncio.create_task(fake.http.post("/v1/completions", json=body, headers=headers))
     await until(lambda: len(fake.engine.requests) > number)
     fake.engine.report(admitted=[(number, 0)], finished=[(number, "length")])
-    await call
-    return fake.engine.requests[number].kv_source
+    return await call, fake.engine.requests[number].kv_source
+
+
+async def source_at_the_engine(fake, source):
+    return (await answered(fake, continued(source), HEADERS))[1]
 
 
 @in_virtual_time
@@ -117,43 +121,39 @@ async def test_the_engine_reads_from_a_source_of_its_own_service_only(keeping, m
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "inflight_continuation.source")
 
 
-async def answered(fake, **asked):
-    """The body of the request's answer, and the engine that the keys and values are read from."""
-    number = len(fake.engine.requests)
-    body = {"prompt": "hello", "max_tokens": 1, **asked}
-    call = asyncio.create_task(fake.http.post("/v1/completions", json=body))
-    await until(lambda: len(fake.engine.requests) > number)
-    fake.engine.report(admitted=[(number, 0)], tokens={0: 97}, finished=[(number, "length")])
-    return (await call).json(), fake.engine.requests[number].kv_source
+async def transferred(fake, params):
+    """The body of the answer to a router, and the engine that the keys and values are read from."""
+    answer, source = await answered(fake, {"prompt": "hello", "max_tokens": 1, "kv_transfer_params": params})
+    return answer.json(), source
 
 
 @in_virtual_time
 async def test_a_router_has_one_engine_compute_the_prompt_and_another_one_the_answer(keeping, monkeypatch):
     fake = await keeping()
-    body, _ = await answered(fake, kv_transfer_params={"do_remote_decode": True, "remote_engine_id": None})
+    body, _ = await transferred(fake, {"do_remote_decode": True, "remote_engine_id": None})
     told = body["kv_transfer_params"]
     assert (told["do_remote_prefill"], told["do_remote_decode"]) == (True, False)
     assert (told["remote_host"], told["remote_port"], told["tp_size"]) == ("engine", 8001, 1)
     monkeypatch.setenv("INFLIGHT_POD_UID", "uid-2")
-    body, source = await answered(fake, kv_transfer_params={**told, "of_a_later_version": 1})
+    body, source = await transferred(fake, {**told, "of_a_later_version": 1})
     assert source == KVSource("engine:8001", POD)
     assert "kv_transfer_params" not in body
     forged = told["remote_engine_id"].replace("engine:8001", "10.0.0.3:80")
     for wrong in ({"remote_engine_id": forged}, {"do_remote_prefill": False}, {"remote_engine_id": None}):
-        assert (await answered(fake, kv_transfer_params={**told, **wrong}))[1] is None
+        assert (await transferred(fake, {**told, **wrong}))[1] is None
 
 
 @in_virtual_time
 async def test_who_cannot_read_this_engine_gets_no_name_of_it(keeping, monkeypatch):
     fake = await keeping()
-    wanted = {"kv_transfer_params": {"do_remote_decode": True}}
-    client = relayed(fake, temperature=0, **wanted)
+    wanted = {"do_remote_decode": True}
+    client = relayed(fake, temperature=0, kv_transfer_params=wanted)
     await until(lambda: fake.engine.requests)
     fake.engine.report(admitted=[(0, 0)], tokens={0: 97}, finished=[(0, "length")])
     await client.task
     assert "kv_transfer" not in client.text, "the clients of a relay"
     monkeypatch.delenv("INFLIGHT_POD_UID")
-    assert (await answered(fake, **wanted))[0]["kv_transfer_params"] is None
+    assert (await transferred(fake, wanted))[0]["kv_transfer_params"] is None
     refused = await fake.http.post(
         "/v1/completions", json={"prompt": "a", "kv_transfer_params": {"do_remote_decode": 1}}
     )

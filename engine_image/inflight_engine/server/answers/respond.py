@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from inflight_engine.request import FinishReason
 from inflight_engine.server.answers.channels import Channels, Lane
-from inflight_engine.server.answers.send import server_send
+from inflight_engine.server.answers.send import server_host, server_send
 from inflight_engine.server.answers.writer import AnswerFormat, AnswerWriter
 from inflight_engine.server.requests.call import Call
 from inflight_engine.server.requests.registry import RequestRegistry
@@ -156,7 +156,7 @@ class GenerationResponse(Response):
                 beats.add(writer)
             try:
                 if call.relayed:
-                    writer.host = (scope.get("server") or ("",))[0]
+                    writer.host = server_host(scope)
                     writer.begin()
                     self._heartbeats.greet(writer)
                 call.inbox.read(writer.write)

@@ -20,6 +20,11 @@ def server_send(scope: Scope) -> Send:
     return send
 
 
+def server_host(scope: Scope) -> str:
+    """The address of this server that the client has reached; empty: not known."""
+    return (scope.get("server") or ("",))[0]
+
+
 async def send_all(send: Send, status: int, headers: Mapping[str, str], body: bytes) -> None:
     """A whole response."""
     raw = raw_headers({**headers, "content-length": str(len(body))})

@@ -41,16 +41,16 @@ class Handover:
     @property
     def readable(self) -> bool:
         """Others can read blocks: it keeps some in host memory, and has an admin token and a pod."""
-        return self._identity() is not None and _token() is not None and bool(self.pod and self.port)
+        return self._shared() is not None and bool(self.pod and self.port)
 
     def source(self, host: str) -> str | None:
         """Return the name of this engine, for relays that reach it at this address; None: it is not `readable`."""
-        identity, token = self._identity(), _token()
-        if not (host and self.readable) or identity is None or token is None:
+        shared = self._shared()
+        if shared is None or not (self.pod and host and self.port):
             return None
         self._named = True
         address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
-        return source_of(KVSource(address, self.pod), identity, token, time.time())
+        return source_of(KVSource(address, self.pod), *shared, time.time())
 
     def transfer_params(self, host: str) -> dict[str, Any] | None:
         """Return vLLM's `kv_transfer_params`, as its NixlConnector returns them, by which another engine finds the keys
@@ -76,9 +76,10 @@ class Handover:
         """Return the engine that a name stands for, as `kv_blocks.read_source`."""
         if text is None:  # as nearly always: the token may be in a file
             return None
-        identity, token = self._identity(), _token()
-        if identity is None or token is None:
+        shared = self._shared()
+        if shared is None:
             return None
+        identity, token = shared
         return read_source(text, identity, self.pod, token, time.time())
 
     async def read(self, hashes: bytes) -> tuple[bytes, bytes]:
@@ -107,6 +108,11 @@ class Handover:
             if wait <= 0:
                 return
             await asyncio.sleep(wait)
+
+    def _shared(self) -> tuple[str, bytes] | None:
+        """Return what engines that read from each other share: `_identity`, and the admin token; None: it lacks one."""
+        identity, token = self._identity(), _token()
+        return None if identity is None or token is None else (identity, token)
 
     def _identity(self) -> str | None:
         """Return what blocks depend on beside tokens; None: there is no host memory that they can come through."""

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 from inflight_contract.errors import ApiError
 from inflight_engine.server.answers.openai import ChatAnswer, CompletionAnswer, Shown
 from inflight_engine.server.answers.respond import GenerationResponse
+from inflight_engine.server.answers.send import server_host
 from inflight_engine.server.bodies.chat_schema import ChatCompletionRequest
 from inflight_engine.server.bodies.schema import CompletionRequest, OpenAIFields
 from inflight_engine.server.http.endpoint import begin
@@ -42,7 +43,7 @@ async def _answer(
     call = await begin(service, http, body)
     transfer = None
     if body.decoded_elsewhere and not call.relayed:  # a relay's client learns no address of a pod
-        transfer = partial(service.handover.transfer_params, (http.scope.get("server") or ("",))[0])
+        transfer = partial(service.handover.transfer_params, server_host(http.scope))
     answer = shape(
         call,
         service.tokenizer,
