@@ -29,6 +29,10 @@ FIELD_MANAGER = "inflight-operator"
 SERVICE_LABEL = "inflight.dev/service"
 """Label of a service's children, pods included, with the service's name. The EndpointSlice controller copies it."""
 
+PREFILL_OF_LABEL = "inflight.dev/prefill-of"
+"""Label of the headless Service over engines that compute prompts for another service (`spec.disaggregation`), with the
+name of that. The EndpointSlice controller copies it."""
+
 GATEWAY_ANNOTATION = "inflight.dev/gateway"
 """Annotation of the Service of a service behind the gateway: the full DNS name of the gateway's Service."""
 
@@ -122,6 +126,7 @@ class ChildNames(NamedTuple):
     Attributes:
         front: prefix of the EndpointSlices by which the Service lists the gateway's pods.
         prefetch: NetworkPolicy of the pods that fetch the model before engines need it.
+        prefill: InferenceService with the engines that compute its prompts.
     """
 
     main: str
@@ -131,6 +136,7 @@ class ChildNames(NamedTuple):
     picker: str
     front: str
     prefetch: str
+    prefill: str
 
 
 def class_of(service: Mapping[str, Any]) -> str:
@@ -149,6 +155,7 @@ def child_names(name: str) -> ChildNames:
         picker=f"{name}-picker",
         front=f"{name}-gateway",
         prefetch=f"{name}-prefetch",
+        prefill=f"{name}-prefill",
     )
 
 
