@@ -17,6 +17,10 @@ from hashlib import sha256
 
 from inflight_contract.admin_signature import MAX_SKEW_SECONDS
 
+HAND_OVER_HEADER = "X-Inflight-Hand-Over"
+"""From a relay, `1`: after the first token, the answer goes on at another engine, which reads this one's keys and
+values."""
+
 PATH = "/admin/kv-blocks"
 MOST_BLOCKS = 1024
 

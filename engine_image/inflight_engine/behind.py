@@ -89,6 +89,7 @@ class Behind:
                 "num_peer_loaded": self.peers.reader.num_loaded,
                 "num_peer_failed": self.peers.reader.num_failed,
                 "num_peer_late": self.peers.num_late,
+                "peer_seconds_per_block": self.peers.reader.seconds_per_block,
             }
         return stats
 

@@ -172,7 +172,8 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
         num_disk_blocks: blocks on the disk.
         num_disk_stored, num_disk_loaded, num_disk_failed, num_disk_dropped, disk_seconds_per_block: as in `DiskThread`.
         disk_wait_seconds, num_disk_slower, num_disk_stalled, num_disk_full, num_disk_late: as in `TierLoads`.
-        num_peer_loaded, num_peer_failed: as in `PeerReader`. num_peer_late: as in `TierLoads`.
+        num_peer_loaded, num_peer_failed, peer_seconds_per_block: as in `PeerReader`. num_peer_late: as in
+            `TierLoads`.
         prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache and found there, since start.
         step_seconds: from the moment when the step was planned, or when the step before it was done if that came later,
             until it was done: steps that overlap share no time, so all of them together are the time spent in steps.
@@ -218,6 +219,7 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     num_peer_loaded: int = 0
     num_peer_failed: int = 0
     num_peer_late: int = 0
+    peer_seconds_per_block: float = 0.0
 
     @property
     def work(self) -> StepWork:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from inflight_base.manifest import defaults
 from inflight_base.manifest.engines import EngineType
@@ -80,6 +80,10 @@ class KvEventPorts(NamedTuple):
     replay_port: int | None = None
 
 
+Apart: TypeAlias = Literal["Off", "Auto", "Fixed"]
+"""Values of spec.disaggregation.mode."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServiceConfig:
     """A service behind the gateway, from its InferenceService.
@@ -100,6 +104,7 @@ class ServiceConfig:
         default_limits: limits of each tenant not listed in `tenants`.
         inference_pool: other gateways find the service by an InferencePool.
         kv_events: ports where its engines publish KV cache events; None: they do not.
+        apart: when engines of the service's prefill set compute prompts, see `pick.apart`.
     """
 
     key: ServiceKey
@@ -123,6 +128,7 @@ class ServiceConfig:
     default_limits: RateLimits = RateLimits()
     inference_pool: bool = False
     kv_events: KvEventPorts | None = None
+    apart: Apart = "Off"
 
     @property
     def keyed(self) -> bool:
@@ -155,10 +161,16 @@ class ServiceConfig:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An engine that takes requests: ready, not draining. Attributes: address: IP:PORT of its API. pod: name."""
+    """An engine that takes requests: ready, not draining.
+
+    Attributes:
+        address: IP:PORT of its API. pod: name.
+        prefill: it computes prompts for other engines of the service, which answer (`spec.disaggregation`).
+    """
 
     address: str
     pod: str
+    prefill: bool = False
 
 
 class GatewayPod(NamedTuple):
@@ -178,8 +190,8 @@ class EngineSample:
         cost: cost model that the engine fitted; None before its first fit.
         draining: the engine rejects new requests.
         asleep: the engine has given back its KV cache: nothing of a prompt is cached.
-        disk_slowness: time of reading a block from its disk by that of copying one from its host memory; 0: not
-            measured.
+        disk_slowness, peer_slowness: time of reading a block from its disk, or from another engine, by that of copying
+            one from its host memory; 0: not measured.
     """
 
     at: float
@@ -193,6 +205,7 @@ class EngineSample:
     draining: bool = False
     asleep: bool = False
     disk_slowness: float = 0.0
+    peer_slowness: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +224,7 @@ class RequestView:
         avoid: addresses of endpoints that failed this request.
         external_id: X-Request-Id, for engines, logs and users; `request_id` is the gateway's own, the same for all
             attempts.
+        handed_over: an engine that had the request gives the next one its keys and values.
     """
 
     request_id: str
@@ -230,6 +244,7 @@ class RequestView:
     attempt: int = 1
     avoid: frozenset[str] = frozenset()
     external_id: str = ""
+    handed_over: bool = False
 
 
 EXACT, APPROXIMATE = "exact", "approximate"
@@ -250,6 +265,7 @@ class Pick:
         scores: scores of the first endpoint by name, for display.
         prefill_s: part of the predicted TTFT that grows with the request's own prompt: not its first step's decodes.
             None: not known.
+        prefill: the endpoints compute the prompt, and the answer goes on at another one.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -259,6 +275,7 @@ class Pick:
     cached_tokens: int = 0
     scores: dict[str, float] = field(default_factory=dict)
     prefill_s: float | None = None
+    prefill: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,7 +168,7 @@ class Lifecycle:
     async def _drain(self) -> None:
         service, config = self._service, self._service.config
         if service.session.phase in (Phase.READY, Phase.RESTARTING):
-            service.heartbeats.leave(service.handover.source)
+            service.heartbeats.leave()
             delay = self._delay()
             log.info("draining: requests are taken for another %g s", delay)
             await self._first(self._stop_now.wait(), seconds=delay)

@@ -73,7 +73,7 @@ class Service:
         self.grammars = CheckedGrammars()
         self.channels = Channels(offered=not config.api_key)
         self.handover = Handover(self.session)
-        self.heartbeats = Heartbeats(lambda: self.session.stalled)
+        self.heartbeats = Heartbeats(lambda: self.session.stalled, self.handover.source)
         self.fingerprint = ""
         self.tenants = Tenants(trusted=config.trust_tenant_header, key_file=config.tenant_key_file)
         self.spans: Spans | None = None

@@ -390,11 +390,15 @@ class Page:
             return None
         return _shared_cost(tuple(terms.get(term, 0.0) for term in TERMS), points)
 
-    def disk_slowness(self) -> float:
-        """Returns the time of reading a KV block from disk by that of copying one from host memory; 0: not known."""
+    def slowness(self, tier: str) -> float:
+        """Returns the time of reading a KV block from a tier by that of copying one from host memory; 0: not known.
+
+        Args:
+            tier: `disk`, or `peer` for other engines.
+        """
         speeds = self.by_key(TIER_SPEED)
-        disk = speeds.get("disk", 0.0)
-        return speeds.get("host", 0.0) / disk if disk else 0.0
+        speed = speeds.get(tier, 0.0)
+        return speeds.get("host", 0.0) / speed if speed else 0.0
 
     def block_size(self) -> int:
         """Returns the tokens of a block of the KV cache; 0 if not reported."""

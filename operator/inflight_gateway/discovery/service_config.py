@@ -10,6 +10,7 @@ from inflight_base.manifest.lenient import Part
 from inflight_base.manifest.names import KV_EVENTS_PORT, KV_REPLAY_PORT
 from inflight_gateway.types import (
     DEFAULT_TTFT_S,
+    Apart,
     HoldBounds,
     KvEventPorts,
     RateLimits,
@@ -67,6 +68,7 @@ def read_service(manifest: dict[str, Any], *, leaving: bool = False) -> tuple[Se
         tenants=_tenants(gateway),
         default_limits=_limits(gateway.part("defaultLimits")),
         inference_pool=gateway.part("inferencePool").flag("enabled", False),
+        apart=_apart(spec.part("disaggregation").text("mode", defaults.apart)),
         kv_events=KvEventPorts(KV_EVENTS_PORT, KV_REPLAY_PORT) if engine.flag("kvEvents", False) else None,
     )
     return config, tuple(notes)
@@ -83,6 +85,10 @@ def _auth(gateway: Part) -> dict[str, Any]:
     if unread or (name is None and not tenants):
         raise ServiceConfigError("spec.gateway.auth must name a Secret in apiKeysSecret, or tenants in jwtTenants")
     return {"api_keys_secret": name, "jwt_tenants": tenants}
+
+
+def _apart(mode: str) -> Apart:
+    return "Auto" if mode == "Auto" else "Fixed" if mode == "Fixed" else "Off"
 
 
 def _classes(scheduling: Part) -> tuple[ServiceClass, ...]:

@@ -12,6 +12,7 @@ from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ObjectKey, ServiceKey
 from inflight_base.manifest.names import (
     HTTP_PORT_NAME,
+    PREFILL_OF_LABEL,
     SERVICE_LABEL,
     SLICE_CONTROLLER,
     SLICE_MANAGER_LABEL,
@@ -30,7 +31,7 @@ _METADATA_SERVICES = frozenset(map(ip_address, ("fd00:ec2::254", "fd20:ce::254",
 
 
 def service_of(manifest: Manifest) -> ServiceKey | None:
-    """Returns the InferenceService of the engines in the slice.
+    """Returns the InferenceService that the engines in the slice answer for, or compute prompts for.
 
     None for slices of other Services with the label: the endpoints of a service behind the gateway are gateway pods.
     """
@@ -38,7 +39,14 @@ def service_of(manifest: Manifest) -> ServiceKey | None:
     name = labels.get(SERVICE_LABEL)
     if not name or labels.get(SLICE_OF_LABEL) != child_names(name).engines:
         return None
-    return ServiceKey(manifest["metadata"]["namespace"], name)
+    if of_prefill_set(manifest) and name != child_names(labels[PREFILL_OF_LABEL]).prefill:
+        return None
+    return ServiceKey(manifest["metadata"]["namespace"], labels.get(PREFILL_OF_LABEL, name))
+
+
+def of_prefill_set(manifest: Manifest) -> bool:
+    """Returns whether the engines in the slice compute prompts for those of another service."""
+    return PREFILL_OF_LABEL in (manifest["metadata"].get("labels") or {})
 
 
 def fault(manifest: Manifest) -> str:
@@ -73,8 +81,9 @@ def ready_endpoints(manifest: Manifest) -> tuple[Endpoint, ...]:
     port = _port(manifest.get("ports") or ())
     if port is None:
         return ()
+    prefill = of_prefill_set(manifest)
     return tuple(
-        Endpoint(address_of(one.ip, port), one.pod)
+        Endpoint(address_of(one.ip, port), one.pod, prefill)
         for one in endpoints(manifest)
         if one.ready and one.serving and not one.terminating and _of_pod(manifest, one.ip)
     )

@@ -166,7 +166,7 @@ def _service(fields: dict[str, Any], where: str) -> ServiceConfig:
 
 def _endpoint(entry: Any, where: str) -> Endpoint:
     given = {"address": entry} if isinstance(entry, str) else dict(_object(entry, where))
-    _only_known(given, {"address", "pod"}, where)
+    _only_known(given, {"address", "pod", "prefill"}, where)
     endpoint = _convert({"pod": "", **given}, Endpoint, where)
     _check_address(endpoint.address, where)
     return endpoint

@@ -92,6 +92,7 @@ class Account:
         answer_tokens: float = 0.0,
         loaded_tokens: int = 0,
         disk_tokens: int = 0,
+        peer_tokens: int = 0,
         *,
         growing: bool = False,
     ) -> EndpointLoad:
@@ -112,6 +113,7 @@ class Account:
             answer_tokens,
             min(loaded_tokens, cached_tokens),
             min(disk_tokens, cached_tokens),
+            peer_tokens,
         )
 
     def take(self, sample: EngineSample) -> None:

@@ -39,6 +39,14 @@ class Candidates(NamedTuple):
     replicas: int
 
 
+class Sets(NamedTuple):
+    """The endpoints of a service: those that answer requests, and those that compute prompts for them."""
+
+    every: Sequence[Endpoint]
+    answering: Sequence[Endpoint]
+    prefill: Sequence[Endpoint]
+
+
 class Ledger:
     """Accounts of all engines, and the service that each request in flight belongs to.
 
@@ -67,8 +75,9 @@ class Ledger:
         self._prefixes: dict[ServiceKey, PrefixIndex] = {}
         self._index_memory = IndexMemory()
         self.ranking = Ranking()
-        self._fleets: dict[ServiceKey, Fleet] = {}
-        """Orders of the replicas of services with more than `MOST_RANKED`."""
+        self._sets: dict[ServiceKey, Sets] = {}
+        self._fleets: dict[tuple[ServiceKey, bool], Fleet] = {}
+        """Orders of the replicas of services with more than `MOST_RANKED`, by service and `Endpoint.prefill`."""
         self._refusals: Timers[str] = Timers(REFUSAL_S)
         """Addresses of endpoints that refused a request within `REFUSAL_S`."""
         self.changed_services: set[ServiceKey] = set()
@@ -84,23 +93,26 @@ class Ledger:
         above: bool = False,
         claimed: int = 0,
         allowed: Collection[str] = (),
+        prefill: bool = False,
     ) -> Candidates:
         """Returns the replicas to rank for a request: all of a service with up to `MOST_RANKED`; of a larger one, those
         with the longest prefix of the prompt and those with the least load, in O(log n).
 
         Args:
+            prefill: those of the prefill set, instead of those that answer.
             above: the request's tenant is above its share. Fills in `EndpointLoad.growth`, which takes O(requests in
                 flight) after each sample.
             claimed: slots that such a tenant leaves free, over all replicas.
             allowed: addresses that another gateway allows; empty: all.
         """
-        endpoints = self._endpoints(config.key)
+        sets = self.sets(config.key)
+        endpoints = sets.prefill if prefill else sets.answering
         index = self._prefixes.get(config.key) if request.prefix else None
         refused = self._refused_at(now)
         chosen: Sequence[Endpoint] = endpoints
         replicas = len(endpoints)
         if replicas > MOST_RANKED and not allowed:
-            fleet = self._fleet(config, endpoints, now)
+            fleet = self._fleet(config, endpoints, now, prefill=prefill)
             by_prefix = index.longest(request.prefix, MOST_BY_PREFIX) if index is not None else ()
             leaves = -(-claimed // replicas) if above else None
             skip = request.avoid | refused
@@ -126,18 +138,27 @@ class Ledger:
                 account.load(one, now, _cached(blocks, request), answer_tokens, loaded, on_disk, growing=above)
                 for one, account, blocks, loaded, on_disk in zip(chosen, accounts, *matched, strict=True)
             ]
-        return Candidates(loads, replicas)
+        return Candidates([_with_peer(load, request) for load in loads] if request.handed_over else loads, replicas)
 
-    def _fleet(self, config: ServiceConfig, endpoints: Sequence[Endpoint], now: float) -> Fleet:
+    def sets(self, service: ServiceKey) -> Sets:
+        """Returns the endpoints that a service has now, by what they do."""
+        endpoints, known = self._endpoints(service), self._sets.get(service)
+        if known is None or known.every is not endpoints:
+            prefill = [one for one in endpoints if one.prefill]
+            answering = [one for one in endpoints if not one.prefill] if prefill else endpoints
+            known = self._sets[service] = Sets(endpoints, answering, prefill)
+        return known
+
+    def _fleet(self, config: ServiceConfig, endpoints: Sequence[Endpoint], now: float, *, prefill: bool) -> Fleet:
         """Returns the order of a service's replicas, made again when its endpoints or its configuration changed."""
-        fleet = self._fleets.get(config.key)
+        fleet = self._fleets.get((config.key, prefill))
         if fleet is None or fleet.endpoints is not endpoints or fleet.config is not config:
             if fleet is not None:
                 fleet.drop()
             accounts = [self._account(one.address, now) for one in endpoints]
             for account in accounts:
                 account.gone = False
-            fleet = self._fleets[config.key] = Fleet(config, endpoints, accounts, self.ranking, now)
+            fleet = self._fleets[config.key, prefill] = Fleet(config, endpoints, accounts, self.ranking, now)
         return fleet
 
     def refused(self, address: str, now: float) -> None:
@@ -274,9 +295,11 @@ class Ledger:
             if not index:
                 index.drop()
                 del self._prefixes[service]
-        fleet = self._fleets.pop(service, None)
-        if fleet is not None:
-            fleet.drop()
+        self._sets.pop(service, None)
+        for prefill in (False, True):
+            fleet = self._fleets.pop((service, prefill), None)
+            if fleet is not None:
+                fleet.drop()
         account = self._accounts.get(address)
         if account is not None:
             account.gone = True
@@ -312,6 +335,13 @@ class Ledger:
         if index is not None:
             index.forget(address)
         account.indexed = None
+
+
+def _with_peer(load: EndpointLoad, request: RequestView) -> EndpointLoad:
+    """Returns the load for a request whose last engine gives away its keys and values: what is not cached is read."""
+    most = max(0, request.prompt_tokens - 1)
+    read = most - load.cached_tokens
+    return load._replace(cached_tokens=most, loaded_tokens=load.loaded_tokens + read, peer_tokens=read)
 
 
 def _cached(blocks: int, request: RequestView | Sent) -> int:

@@ -68,6 +68,7 @@ class Ask(_Message, frozen=True):
         turns: answers `Elsewhere` to this attempt so far.
         admitted: an earlier owner has admitted this attempt, and it waits: it is charged to its tenant's limits, and
             neither counted as an arrival nor refused by limits or bounds of the queue.
+        handed_over: an engine that had the request gives the next one its keys and values.
     """
 
     id: str
@@ -85,6 +86,7 @@ class Ask(_Message, frozen=True):
     without: tuple[str, ...] = ()
     turns: int = 0
     admitted: bool = False
+    handed_over: bool = False
 
 
 class Hello(_Message, frozen=True):
@@ -163,6 +165,7 @@ class Go(_Message, frozen=True):
         headers: for the response: the tenant's limits.
         block_size: tokens of a block of the first engine, if its KV cache events name blocks as the relay does; 0: they
             do not, or there are none.
+        prefill: the engine computes the prompt; after the first token, the relay asks for one that goes on.
     """
 
     id: str
@@ -171,6 +174,7 @@ class Go(_Message, frozen=True):
     first_token_within_s: float = 60.0
     headers: Headers = ()
     block_size: int = 0
+    prefill: bool = False
 
 
 class Refuse(_Message, frozen=True):

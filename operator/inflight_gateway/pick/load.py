@@ -34,6 +34,9 @@ DISK_SLOWNESS = 10.0
 """Time of reading a token from a disk by that of loading it from host memory, where the engine has not measured it: an
 NVMe disk at 5 GB/s."""
 
+PEER_SLOWNESS = 5.0
+"""The same from another engine: a network of 100 Gb/s, of which 10 GB/s are left."""
+
 
 class EndpointLoad(NamedTuple):
     """An endpoint and its known load at the time of a pick.
@@ -50,6 +53,7 @@ class EndpointLoad(NamedTuple):
         answer_tokens: expected output tokens of each choice of the request.
         loaded_tokens: those of `cached_tokens` that the engine loads from a tier behind its device.
         disk_tokens: those of `loaded_tokens` that come from a disk.
+        peer_tokens: those of `loaded_tokens` that come from another engine.
     """
 
     endpoint: Endpoint
@@ -63,6 +67,7 @@ class EndpointLoad(NamedTuple):
     answer_tokens: float = 0.0
     loaded_tokens: int = 0
     disk_tokens: int = 0
+    peer_tokens: int = 0
 
 
 def is_fresh(load: EndpointLoad, now: float) -> bool:
@@ -81,14 +86,30 @@ def waits_for_blocks(sample: EngineSample) -> bool:
 
 def load_seconds(cost: CostModel, load: EndpointLoad) -> float:
     """Returns the seconds that the `loaded_tokens` of a prompt take, at least one: the engine loads them, by way of its
-    host memory where they come from its disk, or computes them where that takes less."""
+    host memory where they come from its disk or another engine, or computes them where that takes less."""
     tokens = load.loaded_tokens
     computed_s = cost.prefill_seconds(tokens, load.cached_tokens - tokens)
-    loaded_s = cost.copied_token_s * tokens if cost.copied_token_s else LOAD_SHARE * computed_s
+    copied_s = loaded_s = copy_seconds(cost, tokens, computed_s)
     if load.disk_tokens:
-        slowness = (load.sample.disk_slowness if load.sample is not None else 0.0) or DISK_SLOWNESS
-        loaded_s += loaded_s * slowness * load.disk_tokens / tokens
+        loaded_s += copied_s * disk_slowness(load.sample) * load.disk_tokens / tokens
+    if load.peer_tokens:
+        loaded_s += copied_s * peer_slowness(load.sample) * load.peer_tokens / tokens
     return min(loaded_s, computed_s)
+
+
+def copy_seconds(cost: CostModel, tokens: int, computed_s: float) -> float:
+    """Returns the seconds that copying tokens from host memory takes. Args: computed_s: that computing them takes."""
+    return cost.copied_token_s * tokens if cost.copied_token_s else LOAD_SHARE * computed_s
+
+
+def disk_slowness(sample: EngineSample | None) -> float:
+    """Returns the time of reading a token from an engine's disk by that of copying it from host memory."""
+    return (sample.disk_slowness if sample is not None else 0.0) or DISK_SLOWNESS
+
+
+def peer_slowness(sample: EngineSample | None) -> float:
+    """Returns the time of reading a token from another engine by that of copying it from host memory."""
+    return (sample.peer_slowness if sample is not None else 0.0) or PEER_SLOWNESS
 
 
 def prefill_tokens_per_second(sample: EngineSample) -> float:

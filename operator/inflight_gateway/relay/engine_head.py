@@ -44,12 +44,21 @@ def engine_headers(
 
 
 def generation_head(
-    request: Request, config: ServiceConfig, tenant: str, signing: EngineHeaders, length: int, target: bytes = b""
+    request: Request,
+    config: ServiceConfig,
+    tenant: str,
+    signing: EngineHeaders,
+    length: int,
+    target: bytes = b"",
+    *,
+    prefill: bool = False,
 ) -> bytes:
     """Returns the head of a generation request, which asks for progress frames.
 
     Args:
         length: bytes of the body. target: in place of the client's.
+        prefill: the answer goes on at another engine.
     """
     headers = engine_headers(request, config, tenant, signing, _PROGRESS)
-    return request_head(request.method, target or request.target, [*headers, (b"content-length", b"%d" % length)])
+    own = [(b"content-length", b"%d" % length), *([(names.HAND_OVER.encode(), b"1")] if prefill else [])]
+    return request_head(request.method, target or request.target, [*headers, *own])

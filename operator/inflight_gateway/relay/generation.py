@@ -179,6 +179,7 @@ class Generation:
                 tuple(self._history.avoid),
                 self._record.external_id,
                 self._loop.time() - self._request.arrived,
+                handed_over=self._answer.source is not None,
             ),
             self,
         )
@@ -244,7 +245,8 @@ class Generation:
     ) -> None:
         config, admission = self._config, self._shared.admission
         head = generation_head(
-            self._request, config, self._admitted.tenant, admission.engine_headers, len(body), target
+            *(self._request, config, self._admitted.tenant, admission.engine_headers, len(body), target),
+            prefill=go.prefill,
         )
         assert self._kept is not None
         self._probe = probe

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from inflight_base.http.heads import HOP_BY_HOP, Headers, end_to_end
 from inflight_contract.channels import CHANNEL_HEADER
+from inflight_contract.kv_blocks import HAND_OVER_HEADER
 
 REQUEST_ID = "x-request-id"
 """Request id that the client chose, so not unique: for engines, logs and clients only."""
@@ -20,6 +21,9 @@ SUBSET = "x-gateway-destination-endpoint-subset"
 PROGRESS = "x-inflight-progress"
 """To the engine, `1`: answer with progress frames, see docs/engine.md."""
 
+HAND_OVER = HAND_OVER_HEADER.lower()
+"""To the engine, `1`: the answer goes on at another engine after the first token."""
+
 TENANT = "x-inflight-tenant"
 SIGNATURE = "x-inflight-signature"
 """Signature of `signing.tenant_message` by the service's tenant keys, see `signing.signed`."""
@@ -32,7 +36,7 @@ CHANNEL = CHANNEL_HEADER.lower()
 JWT_TENANT = "x-inflight-jwt-tenant"
 """From Envoy to the relay: the tenant in a JSON Web Token that Envoy has verified. Envoy then removes Authorization."""
 
-INTERNAL = (DESTINATION, PROGRESS, TENANT, SIGNATURE, TENANT_SIGNATURE_V1, CHANNEL, JWT_TENANT)
+INTERNAL = (DESTINATION, PROGRESS, HAND_OVER, TENANT, SIGNATURE, TENANT_SIGNATURE_V1, CHANNEL, JWT_TENANT)
 
 _NOT_PASSED_ON = frozenset((b"content-length", *(name.encode() for name in INTERNAL)))
 

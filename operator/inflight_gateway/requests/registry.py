@@ -292,8 +292,7 @@ class Requests:
     def least_requests(self, config: ServiceConfig, allowed: Collection[str] | None) -> tuple[str, ...] | Refusal:
         """Returns replicas for a request that generates nothing, the one with the fewest requests first. Such requests
         are never held, and wake no replica. Args: allowed: addresses that another gateway allows; None: all."""
-        every = [endpoint.address for endpoint in self._catalog.endpoints_of(config.key)]
-        pick = self._starter.least_requests(config, every if allowed is None else allowed)
+        pick = self._starter.least_requests(config, allowed)
         if pick is None:
             return no_replica(f"no replica of {config.key} takes requests now; only generations wait for one")
         return tuple(endpoint.address for endpoint in pick.endpoints)
@@ -411,7 +410,8 @@ class Requests:
         exact = self._ledger.exact(request.view.service, pick.endpoints[0].address)
         request.index = EXACT if exact else APPROXIMATE
         self._log.picked(request.view, pick, held_s, request.index)
-        self._demand.sent(request.view, request.expected_output)
+        if not pick.prefill:  # the engine that answers is sent the request
+            self._demand.sent(request.view, request.expected_output)
         config = self._catalog.services[request.view.service]
         assert request.admitted is not None
         request.reply(
@@ -423,6 +423,7 @@ class Requests:
                 pick.first_token_within_s,
                 request.admitted.headers,
                 self._ledger.block_size(config.key, pick.endpoints[0].address) if config.engine.name == VLLM else 0,
+                pick.prefill,
             )
         )
 

@@ -9,8 +9,8 @@ from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.hold.shares import TenantShares
+from inflight_gateway.pick.apart import Way, choose
 from inflight_gateway.pick.late_binding import slots_worth
-from inflight_gateway.pick.load import EndpointLoad
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.types import Endpoint, Pick, RequestView, ServiceConfig
 
@@ -40,36 +40,61 @@ class Starter:
         config = self._catalog.services.get(view.service)
         if config is None:
             return None
-        loads: list[EndpointLoad] = []
+        way: Way | None = None
         try:
-            above = self.shares.above(view, now)
-            below, claimed = self.shares.below(view, now), self.shares.claimed(view.service, now)
-            loads, replicas = self._ledger.candidates(config, view, now, above=above, claimed=claimed, allowed=allowed)
-            pick = self._picker.pick(
-                *(view, config, loads, now),
-                replicas=replicas,
-                above_share=above,
-                below_share=below,
-                claimed=claimed,
-                kept_free=0.0 if allowed else kept_free,
-            )
+            way = self._pick(config, view, allowed, now, kept_free)
+            pick = None if way is None else way.pick
         except Exception:
             # A gateway bug at the head of a queue would block the whole service, and end this process.
             self._log_fault(view.service, now)
-            every = {endpoint.address for endpoint in self._catalog.endpoints_of(view.service)}
-            pick = self.least_requests(config, allowed or every)
+            pick = self.least_requests(config, allowed or None)
         if pick is None and allowed:
             # Holding the request would block all others of the service, which other replicas could start.
             pick = self.least_requests(config, allowed)
         if pick is not None:
-            first = next((load for load in loads if load.endpoint == pick.endpoints[0]), None)
-            size = (
-                view.choices
-                if first is None
-                else slots_worth(first, view.prompt_tokens - pick.cached_tokens, view.choices)
-            )
+            size = view.choices
+            if way is not None:
+                size = slots_worth(way.load, view.prompt_tokens - pick.cached_tokens, view.choices)
             self._begin(view, pick, size, now)
         return pick
+
+    def _pick(
+        self, config: ServiceConfig, view: RequestView, allowed: Collection[str], now: float, kept_free: float
+    ) -> Way | None:
+        """Picks among the replicas that answer and, for a new request, those of the prefill set."""
+        answering = self._pick_of(config, view, allowed, now, kept_free)
+        apart = config.apart != "Off" and config.continuation and view.attempt == 1 and not allowed
+        if not apart or not self._ledger.sets(config.key).prefill:
+            return answering
+        prefill = self._pick_of(config, view, allowed, now, kept_free, prefill=True)
+        return choose(view, config, answering, prefill)
+
+    def _pick_of(
+        self,
+        config: ServiceConfig,
+        view: RequestView,
+        allowed: Collection[str],
+        now: float,
+        kept_free: float,
+        *,
+        prefill: bool = False,
+    ) -> Way | None:
+        above = self.shares.above(view, now)
+        below, claimed = self.shares.below(view, now), self.shares.claimed(view.service, now)
+        loads, replicas = self._ledger.candidates(
+            *(config, view, now), above=above, claimed=claimed, allowed=allowed, prefill=prefill
+        )
+        pick = self._picker.pick(
+            *(view, config, loads, now),
+            replicas=replicas,
+            above_share=above,
+            below_share=below,
+            claimed=claimed,
+            kept_free=0.0 if allowed else kept_free,
+        )
+        if pick is None:
+            return None
+        return Way(pick, next(load for load in loads if load.endpoint == pick.endpoints[0]))
 
     def started_alone(self, view: RequestView, address: str, now: float) -> None:
         """Counts a request that a relay sent to a replica without a pick."""
@@ -90,9 +115,11 @@ class Starter:
         """Returns the endpoints with these addresses."""
         return [one for one in self._catalog.endpoints_of(service) if one.address in allowed]
 
-    def least_requests(self, config: ServiceConfig, allowed: Collection[str]) -> Pick | None:
-        """Picks by least requests, without late binding; None: none of these addresses is an endpoint."""
-        endpoints = self.allowed(config.key, allowed)
+    def least_requests(self, config: ServiceConfig, allowed: Collection[str] | None) -> Pick | None:
+        """Picks by least requests, without late binding; None: there is no endpoint. Args: allowed: None: all that
+        answer requests."""
+        every = self._ledger.sets(config.key)
+        endpoints = [*every.answering] if allowed is None else self.allowed(config.key, allowed)
         endpoints.sort(key=lambda endpoint: self._ledger.in_flight(endpoint.address))
         return Pick(tuple(endpoints[: config.max_attempts]), "least-requests") if endpoints else None
 

@@ -40,4 +40,5 @@ def view(ask: Ask, config: ServiceConfig, now: float) -> RequestView:
         avoid=frozenset(ask.avoid),
         choices=body.choices,
         external_id=ask.external_id,
+        handed_over=ask.handed_over,
     )

@@ -68,5 +68,6 @@ def read_page(body: bytes, at: float, max_num_seqs: int = DEFAULT_LIMITS.max_num
         draining=most(_DRAINING) > 0,
         asleep=most(reader.ASLEEP) > 0,
         cost=page.cost(),
-        disk_slowness=page.disk_slowness(),
+        disk_slowness=page.slowness("disk"),
+        peer_slowness=page.slowness("peer"),
     )

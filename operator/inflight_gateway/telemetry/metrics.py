@@ -134,7 +134,8 @@ class Metrics:
         if not self._exists(request.service):
             return
         self._child(self._picks, *request.service, pick.reason).inc()
-        self._add(self._cached_predicted, request.service, pick.cached_tokens, index)
+        if not request.handed_over:  # the engine that began with the prompt says what it found
+            self._add(self._cached_predicted, request.service, pick.cached_tokens, index)
         self._child(self._held, *request.service).observe(held_s)
 
     def refused(self, service: ServiceKey | None, code: str) -> None:

@@ -41,7 +41,7 @@ def keeping(make_fake):
 
 
 def leave(fake):
-    fake.service.heartbeats.leave(fake.service.handover.source)
+    fake.service.heartbeats.leave()
 
 
 def name_of(client):
@@ -88,6 +88,62 @@ async def test_an_engine_of_which_nothing_can_be_read_says_nothing(keeping, monk
     assert client.frames == [(["h"], None)]
     client.left.set()
     await client.task
+
+
+HANDS_OVER = {"x-inflight-hand-over": "1"}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@in_virtual_time
+async def test_a_relay_that_asks_for_a_hand_over_is_told_behind_the_first_token(keeping, stream):
+    fake = await keeping()
+    client = relayed(fake, headers=HANDS_OVER, stream=stream, temperature=0)
+    await until(lambda: fake.engine.requests)
+    assert ":d" not in client.text
+    fake.engine.report(admitted=[(0, 0, 3)], tokens={0: 97})
+    await until(lambda: "t 0 97" in client.text)
+    (told, name), data = client.frames[-1]
+    assert (told, name.split(" ")[:3], data) == ("c 3", ["d", "s:8001", POD], None)
+    fake.engine.report(tokens={0: 98})
+    await until(lambda: "98" in client.text)
+    name_of(client)
+    client.left.set()
+    await client.task
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["of one token", "of which nothing can be read"])
+@in_virtual_time
+async def test_an_answer_is_not_handed_over_where_that_gives_nothing(keeping, make_fake, ends):
+    fake = await (keeping() if ends else make_fake())
+    client = relayed(fake, headers=HANDS_OVER, stream=True, temperature=0)
+    await until(lambda: fake.engine.requests)
+    fake.engine.report(admitted=[(0, 0)], tokens={0: 97}, finished=[(0, "length")] if ends else [])
+    await until(lambda: "t 0 97" in client.text)
+    assert ":d" not in client.text
+    client.left.set()
+    await client.task
+
+
+@in_virtual_time
+async def test_an_engine_that_drains_tells_a_relay_at_once_that_asks_for_a_hand_over(keeping):
+    fake = await keeping()
+    leave(fake)
+    client = relayed(fake, headers=HANDS_OVER, stream=True, temperature=0)
+    await until(lambda: ":d" in client.text)
+    assert fake.engine.requests == {} or ":t" not in client.text
+    client.left.set()
+    await client.task
+
+
+@in_virtual_time
+async def test_the_engine_that_goes_on_says_what_the_first_one_had_cached(keeping):
+    fake = await keeping()
+    body = continued(None)
+    body["inflight_continuation"]["cached_tokens"] = 2
+    answer, _ = await answered(fake, body, HEADERS)
+    assert '"cached_tokens":2' in answer.text
+    body["inflight_continuation"]["cached_tokens"] = 2**40
+    assert '"cached_tokens":5' in (await answered(fake, body, HEADERS))[0].text, "the prompt has no more"
 
 
 def continued(source):

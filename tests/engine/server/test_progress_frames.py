@@ -58,8 +58,8 @@ class Written:
             self.times.append(asyncio.get_running_loop().time())
 
 
-def relayed(fake, path="/v1/completions", **body):
-    return Written(fake.app, path, {"prompt": "hello", **body})
+def relayed(fake, path="/v1/completions", headers=(), **body):
+    return Written(fake.app, path, {"prompt": "hello", **body}, {**HEADERS, **dict(headers)})
 
 
 def post(fake, path="/v1/completions", **body):
@@ -216,7 +216,7 @@ async def test_one_timer_serves_all_responses_and_none_when_there_are_none():
         def beat(self):
             self.beats += 1
 
-    made = Heartbeats(lambda: False).of(SimpleNamespace(relayed=True))
+    made = Heartbeats(lambda: False, lambda _: None).of(SimpleNamespace(relayed=True))
     streams = [Stream() for _ in range(100)]
     for stream in streams:
         made.add(stream)

@@ -122,6 +122,16 @@ def test_fields_that_cannot_be_read_have_their_default_and_a_note():
 
 
 @pytest.mark.parametrize(
+    ("spec", "apart"),
+    [({}, "Off"), ({"mode": "Auto"}, "Auto"), ({"mode": "Fixed", "prefill": {}}, "Fixed"), ({"mode": "Other"}, "Off")],
+)
+def test_prompts_are_computed_apart_where_the_service_says_so(spec, apart):
+    config, _ = read_service(manifest({"gateway": {"enabled": True}, "disaggregation": spec}))
+    assert config is not None
+    assert config.apart == apart
+
+
+@pytest.mark.parametrize(
     ("auth", "secret", "tenants"),
     [
         ({"jwtTenants": ["acme", "umbrella"]}, None, ("acme", "umbrella")),

@@ -89,6 +89,27 @@ def test_a_pod_with_two_address_families_is_one_endpoint():
     assert Slices().take(of_both) == {CHAT: (Endpoint("10.0.0.1:8000", "chat-0"),)}
 
 
+def test_engines_of_the_prefill_set_are_endpoints_of_the_service_that_they_compute_for():
+    apart = {"inflight.dev/service": "chat-prefill", "inflight.dev/prefill-of": "chat"}
+    own, prefill = (
+        engine_slice(entry("10.0.0.1", "chat-0")),
+        engine_slice(entry("10.0.0.2", "chat-prefill-0"), name="p", of="chat-prefill-engines", **apart),
+    )
+    slices = Slices()
+    found = slices.take({ObjectKey("team", "a"): own, ObjectKey("team", "p"): prefill})
+    assert found == {
+        CHAT: (Endpoint("10.0.0.1:8000", "chat-0"), Endpoint("10.0.0.2:8000", "chat-prefill-0", prefill=True))
+    }
+    assert slices.take({ObjectKey("team", "p"): None}) == {CHAT: (Endpoint("10.0.0.1:8000", "chat-0"),)}
+
+
+@pytest.mark.parametrize("name", ["other", "chat-prefill-2", "other-prefill"])
+def test_engines_of_another_service_do_not_compute_for_it(name):
+    labels = {"inflight.dev/service": name, "inflight.dev/prefill-of": "chat"}
+    forged = engine_slice(entry("10.0.0.9", "x-0"), of=f"{name}-engines", **labels)
+    assert Slices().take({ObjectKey("team", "p"): forged}) == {}
+
+
 def test_slices_that_the_clients_service_left_behind_are_no_engines():
     left_behind = engine_slice(entry("10.0.0.9", "long-gone"), of="chat")
     assert Slices().take({ObjectKey("team", "chat-abc"): left_behind}) == {}

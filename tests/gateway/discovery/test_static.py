@@ -22,7 +22,8 @@ services:
   classes: [{name: interactive, weight: 4, ttft_s: 0.2}]
   tenants: [{name: acme, limits: {requests_per_minute: 6}}]
   api_keys_secret: keys
-  endpoints: ["127.0.0.1:8000", {address: "[::1]:8001", pod: second}]
+  apart: Auto
+  endpoints: ["127.0.0.1:8000", {address: "[::1]:8001", pod: second, prefill: true}]
 - {namespace: team, name: code}
 secrets:
 - {name: keys, data: {id-1: '{"tenant": "acme"}'}}
@@ -46,10 +47,11 @@ def test_every_part_of_a_file(tmp_path):
             classes=(ServiceClass("interactive", 4.0, 0, 0.2),),
             tenants=(TenantConfig("acme", limits=RateLimits(6)),),
             api_keys_secret="keys",
+            apart="Auto",
         ),
         ServiceKey("team", "code"): ServiceConfig(ServiceKey("team", "code"), "team/code", "code"),
     }
-    assert file.endpoints[CHAT] == (Endpoint("127.0.0.1:8000", ""), Endpoint("[::1]:8001", "second"))
+    assert file.endpoints[CHAT] == (Endpoint("127.0.0.1:8000", ""), Endpoint("[::1]:8001", "second", prefill=True))
     assert file.secrets == {ObjectKey("default", "keys"): {"id-1": b'{"tenant": "acme"}'}}
 
 

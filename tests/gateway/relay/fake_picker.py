@@ -40,6 +40,7 @@ class FakePicker:
     Attributes:
         asked, answering, told: messages of the relay. reports: ends of requests as JSON objects.
         picks: engines of each pick: the best first, up to this number.
+        prefill: engines compute prompts at first attempts, and hand them over.
     """
 
     def __init__(self, engine: FakeEngine) -> None:
@@ -48,6 +49,7 @@ class FakePicker:
         self.told: list[FromRelay] = []
         self.reports: list[dict] = []
         self.picks = 1
+        self.prefill = False
         self.config = CONFIG
         self._engine = engine
         self._writers: set[asyncio.StreamWriter] = set()
@@ -111,4 +113,6 @@ class FakePicker:
             return Refuse(ask.id, ask.attempt, do.refuse, "no_replica", "no replica is ready", do.headers)
         addresses = self._engine.addresses
         usable = [address for address in addresses if address not in ask.avoid] or addresses
-        return Go(ask.id, ask.attempt, tuple(usable[: self.picks]), do.within, (("x-ratelimit-limit-requests", "3"),))
+        limits = (("x-ratelimit-limit-requests", "3"),)
+        prefill = self.prefill and ask.attempt == 1
+        return Go(ask.id, ask.attempt, tuple(usable[: self.picks]), do.within, limits, prefill=prefill)

@@ -132,3 +132,36 @@ async def test_a_name_that_is_none_is_an_answer_that_cannot_be_read(relay, name)
     status, _, body = await relay.post(STREAM)
     assert (status, same(body, STREAM)) == (200, True)
     assert sources(relay) == []
+
+
+HANDED_OVER = NOTE.replace(b":d ", b":c 5\n:d ")
+
+
+@pytest.mark.parametrize("asked", [STREAM, WHOLE, TWO], ids=["stream", "whole", "two"])
+async def test_an_engine_of_the_prefill_set_is_asked_to_hand_over_and_the_next_one_is_not(relay, asked):
+    relay.picker.prefill = True
+    frames = frames_for(asked)
+    ends = [match.end() for match in re.finditer(rb"\n\n", frames)]
+    end = next(end for end in ends if b":t " in frames[:end])
+    handing = frames[:end] + HANDED_OVER + frames[end:]
+    relay.script(Do(frames=handing, hang=end + len(HANDED_OVER)), Do())
+    status, _, body = await relay.post(asked)
+    assert (status, same(body, asked)) == (200, True)
+    first, second = relay.engine.seen
+    assert (first.headers["x-inflight-hand-over"], second.headers.get("x-inflight-hand-over")) == ("1", None)
+    assert (sources(relay), second.json["inflight_continuation"]["cached_tokens"]) == ([NAME], 5)
+    assert [ask.handed_over for ask in relay.picker.asked] == [False, True]
+
+
+async def test_clients_cannot_ask_for_a_hand_over(relay):
+    await relay.post(STREAM, headers={"x-inflight-hand-over": "1"})
+    assert "x-inflight-hand-over" not in relay.engine.seen[0].headers
+
+
+@pytest.mark.parametrize("count", [b"-1", b"x", b"99999999999"])
+async def test_a_count_that_no_prompt_has_fails_the_attempt(relay, count):
+    frames = frames_for(STREAM)
+    relay.script(Do(frames=b":c " + count + b"\n\n" + frames), Do())
+    status, _, body = await relay.post(STREAM)
+    assert (status, same(body, STREAM)) == (200, True)
+    assert len(relay.engine.seen) == 2

@@ -1,5 +1,5 @@
-"""Two real engines, their processes and models, behind the relay: one drains, and the other goes on with its answers,
-from the keys and values of the first."""
+"""Two real engines, their processes and models, behind the relay: one drains, or computes prompts alone, and the other
+goes on with its answers, from the keys and values of the first."""
 
 from __future__ import annotations
 
@@ -76,3 +76,22 @@ async def test_answers_of_a_draining_engine_go_on_at_another_one_and_nothing_is_
     assert told["inflight_peer_loaded_blocks_total"] > 0
     reports = [await relay.report(number) for number in range(12)]
     assert [report["continuations"] for report in reports] == [0] * 6 + [1] * 6
+
+
+async def test_prompts_that_one_engine_computes_are_answered_by_another_one_as_if_it_were_alone(
+    make, tmp_path, monkeypatch
+):
+    engines = Engines(tmp_path, monkeypatch)
+    relay = await make(PATIENT, engine=engines, engines=2)
+    first, second = engines.servers
+    alone = [await ask(relay, number) for number in range(1, 4)]
+    computed = page(first)["vllm:generation_tokens_total"]
+    relay.picker.prefill = True
+    assert await asyncio.gather(*(ask(relay, number) for number in range(1, 4))) == alone
+    loaded = page(second)
+    assert loaded["inflight_peer_loaded_blocks_total"] > 0
+    assert loaded["inflight_peer_failed_reads_total"] == 0
+    assert loaded["vllm:generation_tokens_total"] > 2 * (page(first)["vllm:generation_tokens_total"] - computed)
+    reports = [await relay.report(number) for number in range(6)]
+    assert [report["continuations"] for report in reports] == [0] * 3 + [1] * 3
+    assert {report["endpoints"][-1] for report in reports[3:]} == {engines.addresses[1]}

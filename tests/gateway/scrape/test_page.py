@@ -76,9 +76,11 @@ def test_a_page_of_vllm_with_two_engines_has_sums_largest_shares_and_defaults():
         ({}, 0.0),
     ],
 )
-def test_the_disk_of_an_engine_is_as_slow_as_it_measured(tiers, slowness):
-    speeds = {f'inflight_tier_bytes_per_second{{model_name="m",tier="{tier}"}}': speed for tier, speed in tiers.items()}
-    assert read_page(page_of(**speeds), 0.0).disk_slowness == pytest.approx(slowness)
+def test_disk_and_peers_of_an_engine_are_as_slow_as_it_measured(tiers, slowness):
+    for name, attribute in (("disk", "disk_slowness"), ("peer", "peer_slowness")):
+        renamed = {tier.replace("disk", name): speed for tier, speed in tiers.items()}
+        speeds = {f'inflight_tier_bytes_per_second{{model_name="m",tier="{tier}"}}': renamed[tier] for tier in renamed}
+        assert getattr(read_page(page_of(**speeds), 0.0), attribute) == pytest.approx(slowness)
 
 
 def test_every_wanted_name_is_one_that_the_engine_documents():

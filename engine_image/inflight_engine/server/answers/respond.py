@@ -10,6 +10,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from inflight_contract.kv_blocks import HAND_OVER_HEADER
 from inflight_engine.request import FinishReason
 from inflight_engine.server.answers.channels import Channels, Lane
 from inflight_engine.server.answers.send import server_host, server_send
@@ -31,33 +32,33 @@ class Heartbeats:
 
     Args:
         silent: those for relays stop, so that a relay detects a stalled engine.
+        source: returns the name of this engine at an address, for relays; None: it has none.
     """
 
-    def __init__(self, silent: Callable[[], bool]) -> None:
+    def __init__(self, silent: Callable[[], bool], source: Callable[[str], str | None]) -> None:
         self._relays = _Beats(_RELAY_PERIOD, silent)
         self._clients = _Beats(CLIENT_PERIOD, lambda: False)
-        self._source: Callable[[str], str | None] | None = None
+        self._source = source
+        self._leaves = False
 
     def __len__(self) -> int:
         """Number of open responses."""
         return len(self._relays) + len(self._clients)
 
-    def leave(self, source: Callable[[str], str | None]) -> None:
-        """Tell relays from now on that this replica drains, where others can go on with its requests.
-
-        Args:
-            source: returns the name of this engine at an address, for relays; None: it has none.
-        """
-        self._source = source
+    def leave(self) -> None:
+        """Tell relays from now on that this replica drains, where others can go on with its requests."""
+        self._leaves = True
         for writer in self._relays.open:
             self.greet(writer)
 
-    def greet(self, writer: AnswerWriter) -> None:
-        """Tell the relay of a response that this replica drains, if it does."""
-        if self._source is not None:
-            name = self._source(writer.host)
-            if name is not None:
-                writer.name_source(name)
+    def greet(self, writer: AnswerWriter, *, hands_over: bool = False) -> None:
+        """Tell the relay of a response that this replica drains, if it does.
+
+        Args:
+            hands_over: tell it the same after the first token.
+        """
+        if (self._leaves or hands_over) and (name := self._source(writer.host)) is not None:
+            writer.name_source(name, at_once=self._leaves)
 
     def of(self, call: Call) -> _Beats | None:
         """The heartbeats of a call's response; None: it has none."""
@@ -158,7 +159,8 @@ class GenerationResponse(Response):
                 if call.relayed:
                     writer.host = server_host(scope)
                     writer.begin()
-                    self._heartbeats.greet(writer)
+                    hands_over = Headers(scope=scope).get(HAND_OVER_HEADER) == "1"
+                    self._heartbeats.greet(writer, hands_over=hands_over)
                 call.inbox.read(writer.write)
                 await writer.complete
             finally:

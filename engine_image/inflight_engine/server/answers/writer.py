@@ -124,7 +124,8 @@ class AnswerWriter:
         self._blocks = call.blocks
         """Names of the prompt's blocks that are not written: with the first token, when all of them are there."""
         self._source = b""
-        """The note that names this replica; empty: none is to be written."""
+        """Name of this replica, for a note; empty: none is to be written."""
+        self._source_due = False
         self.written_at = time.monotonic()
 
     def begin(self) -> None:
@@ -139,11 +140,15 @@ class AnswerWriter:
         elif not self.complete.done():
             self._run(self._write(changed))
 
-    def name_source(self, name: str) -> None:
-        """Tell a relay, with the next data at the latest, that this replica drains, and its name as a source of keys
-        and values."""
-        self._source = b":d %b\n\n" % name.encode()
-        if self._sending is None and not self.complete.done():
+    def name_source(self, name: str, *, at_once: bool = True) -> None:
+        """Tell a relay that another replica should go on with the answer, and the name of this one as a source of keys
+        and values.
+
+        Args:
+            at_once: with the next data at the latest; otherwise behind the first token.
+        """
+        self._source, self._source_due = name.encode(), at_once
+        if at_once and self._sending is None and not self.complete.done():
             self._run(self._send_chunks([]))
 
     def beat(self) -> None:
@@ -217,6 +222,9 @@ class AnswerWriter:
             self._blocks = b""
         if last:
             chunks.append(await self._end() if error is None else self._error(error))
+        elif self._source and chunks:
+            chunks.append(b":c %d\n:d %b\n\n" % (call.num_cached_tokens, self._source))
+            self._source = b""
         return await self._send_chunks(chunks, last=last)
 
     def _take(self, choice: Generation) -> Taken:
@@ -302,8 +310,8 @@ class AnswerWriter:
                 if self._number is not None:
                     headers[CHANNEL_HEADER.lower()] = str(self._number)
             await self._send({"type": "http.response.start", "status": 200, "headers": raw_headers(headers)})
-        if self._source:
-            chunks, self._source = [self._source, *chunks], b""
+        if self._source and self._source_due:
+            chunks, self._source = [b":d %b\n\n" % self._source, *chunks], b""
         if chunks:
             self.written_at = time.monotonic()
             await self._send_body({"type": "http.response.body", "body": b"".join(chunks), "more_body": not last})

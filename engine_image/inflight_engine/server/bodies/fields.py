@@ -271,12 +271,13 @@ class ContinuedChoice(Body):
 class Continuation(Body):
     """The part of an answer that another replica wrote. `choices`: all of them. `created`: that of its chunks.
     `sequence_number`: of the next event, in streams that number them. `source`: name of that replica, where it may have
-    the keys and values still."""
+    the keys and values still. `cached_tokens`: of the prompt that it had in its prefix cache, where it says so."""
 
     choices: Annotated[list[ContinuedChoice], Field(min_length=1, fail_fast=True)]
     created: Annotated[int, Field(ge=0, lt=2**63)]
     sequence_number: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     source: Annotated[str, Field(max_length=MOST_SOURCE_BYTES)] | None = None
+    cached_tokens: Annotated[int, Field(ge=0, lt=2**63)] | None = None
 
 
 class KVTransfer(Body):

@@ -115,7 +115,8 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
     inbox = Inbox(service.deliveries)
     generations = service.registry.submit(requests, tokenizer, arrived, inbox, body.prompt_field)
     service.counts.num_samples.observe(n, len(prompts))
-    call = Call(generations, inbox, num_tokens, n, bool(body.stream), relayed, blocks)
+    cached = None if continuation is None else continuation.cached_tokens
+    call = Call(generations, inbox, num_tokens, n, bool(body.stream), relayed, blocks, cached)
     exchange.call = call
     return call
 

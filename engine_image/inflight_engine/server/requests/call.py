@@ -20,6 +20,7 @@ class Call:
     streaming: the response is a stream.
     relayed: its progress is written for a relay.
     blocks: names of the first prompt's blocks for the relay (`kv_events.names`); empty: it gets none.
+    cached_before: tokens that the engine which computed the prompt had in its prefix cache; None: this one does.
     """
 
     choices: list[Generation]
@@ -29,6 +30,7 @@ class Call:
     streaming: bool
     relayed: bool = False
     blocks: bytes = b""
+    cached_before: int | None = None
 
     @property
     def done(self) -> bool:
@@ -52,6 +54,8 @@ class Call:
     @property
     def num_cached_tokens(self) -> int:
         """Number of prompt tokens that the engine had in its prefix cache at the start of their prefill."""
+        if self.cached_before is not None:
+            return min(self.cached_before, self.num_prompt_tokens)
         return sum(generation.cached_tokens for generation in self.choices[:: self.num_samples])
 
     @property

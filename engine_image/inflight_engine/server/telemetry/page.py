@@ -42,8 +42,8 @@ class Gauges:
     loading: Loading | None = None
 
 
-HOST_TIER, DISK_TIER = "host", "disk"
-"""Labels of the tiers in host memory and on a disk."""
+HOST_TIER, DISK_TIER, PEER_TIER = "host", "disk", "peer"
+"""Labels of the tiers in host memory and on a disk, and of other engines."""
 
 
 _TIER_BYTES = (
@@ -231,12 +231,16 @@ def _tiers(page: Families, counts: Counts, load: Load, tiers: Collection[str]) -
         runner = load.ready.runner
         block_bytes = runner.kv_bytes_per_token * runner.block_size
         speed_of_host = (runner.copy_tokens_per_second or 0.0) * runner.kv_bytes_per_token
-        speed_of_disk = block_bytes / stats.disk_seconds_per_block if stats.disk_seconds_per_block else 0.0
+        speed_of_disk, speed_of_peers = (
+            block_bytes / seconds if seconds else 0.0
+            for seconds in (stats.disk_seconds_per_block, stats.peer_seconds_per_block)
+        )
+        peers = [((PEER_TIER,), speed_of_peers)] if HOST_TIER in tiers else []
         page.gauges(
             "inflight_tier_bytes_per_second",
-            "Speed at which a tier is loaded, as measured; 0: not yet.",
+            "Speed at which a tier is loaded, or other engines are read (peer), as measured; 0: not yet.",
             ("tier",),
-            rows(speed_of_host, speed_of_disk),
+            [*rows(speed_of_host, speed_of_disk), *peers],
         )
         for name, documentation, host, disk in _TIER_BYTES:
             page.counters(

@@ -83,8 +83,10 @@ class Answer:
     Attributes:
         usage: None: not reported.
         blocks: of the prompt, until their reader removes them; None: the engine did not tell them.
-        drains: the engine of the current attempt has said so, until the reader takes note.
-        source: name by which the latest engine that drained lets others read its keys and values; None: none did.
+        drains: the engine of the current attempt has said so, or that it hands over, until the reader takes note.
+        source: name by which the latest engine that drained, or handed the answer over, lets others read its keys and
+            values; None: none did.
+        cached: prompt tokens that this engine had in its prefix cache; None: it did not say.
         continues: False: the ids of some of its tokens are not known, so that no engine can go on.
         has_tokens: any choice has a token, or is complete without one.
         advanced: the current attempt has added a token or completed a choice.
@@ -97,6 +99,7 @@ class Answer:
         "_num_choices",
         "advanced",
         "blocks",
+        "cached",
         "continues",
         "drains",
         "has_tokens",
@@ -112,6 +115,7 @@ class Answer:
         self.usage: Usage | None = None
         self.blocks: PromptBlocks | None = None
         self.source: bytes | None = None
+        self.cached: int | None = None
         self.has_tokens = self.advanced = self.drains = False
         self.continues = True
         self.size = 0
@@ -185,6 +189,8 @@ class Answer:
                 self.usage = msgspec.json.decode(note[2:], type=Usage)
             elif kind == b"b ":
                 self.blocks = _blocks(note[2:])
+            elif kind == b"c ":
+                self.cached = _count(note[2:])
             elif kind == b"d ":
                 if not _SOURCE.fullmatch(note[2:]):
                     raise ValueError("no name of a source")
@@ -234,6 +240,8 @@ class Answer:
         more = b"" if events is None else b',"sequence_number":%d' % events
         if self.source is not None:
             more += b',"source":"%b"' % self.source
+        if self.cached is not None:
+            more += b',"cached_tokens":%d' % self.cached
         field = b'{"choices":[%b],"created":%d%b}' % (b",".join(choices), created, more)
         opened = body.rstrip().removesuffix(b"}")
         return b'%b,"inflight_continuation":%b}' % (opened, field)
@@ -268,8 +276,15 @@ def _blocks(text: bytes) -> PromptBlocks:
 
 
 def _number(text: bytes) -> int:
+    number = _count(text)
+    if not number:
+        raise ValueError("no number of tokens")
+    return number
+
+
+def _count(text: bytes) -> int:
     number = int(text)
-    if not 0 < number <= _LARGEST:
+    if not 0 <= number <= _LARGEST:
         raise ValueError("no number of tokens")
     return number
 

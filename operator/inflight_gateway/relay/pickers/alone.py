@@ -35,8 +35,9 @@ class Alone:
 
     def least(self, service: ServiceKey, request_id: str, avoid: Collection[str] = ()) -> list[str]:
         """Returns the addresses of a service's engines, the one with the fewest requests first."""
-        every = [endpoint.address for endpoint in self._catalog.endpoints_of(service)]
-        wanted = [address for address in every if address not in avoid]
+        every = self._catalog.endpoints_of(service)
+        answering = [one.address for one in every if not one.prefill] or [one.address for one in every]
+        wanted = [address for address in answering if address not in avoid]
         return sorted(wanted, key=lambda one: (self._in_flight(one), crc32(f"{request_id}{one}".encode())))
 
     def pick(self, ask: Ask, now: float) -> Go | Refuse:
