@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import chain
+from math import exp
 from typing import TYPE_CHECKING
 
 from inflight_base.manifest.keys import ServiceKey
@@ -20,6 +21,10 @@ from inflight_gateway.types import Endpoint, EngineSample
 
 if TYPE_CHECKING:
     from inflight_gateway.engines.fleet import Fleet
+
+
+FLOW_S = 10.0
+"""Time constant of the mean of prompt tokens a second."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +61,7 @@ class Account:
         since: time and tokens of the requests sent since its scrape began, at most `STALE_S` ago.
         since_tokens: sum of these tokens.
         pending: prompt tokens that the engine still has to compute at `pending_at`, at `rate` a second.
+        flow: prompt tokens a second that were sent recently, at `flow_at`.
         others: choices in the sample that this picker did not send there.
         gone: the engine is no longer an endpoint.
         indexed: service whose index has prompts of this engine; None: it has none.
@@ -72,6 +78,8 @@ class Account:
     pending: float = 0.0
     pending_at: float = 0.0
     rate: float = 0.0
+    flow: float = 0.0
+    flow_at: float = 0.0
     others: int = 0
     gone: bool = False
     indexed: ServiceKey | None = None
@@ -92,7 +100,6 @@ class Account:
         answer_tokens: float = 0.0,
         loaded_tokens: int = 0,
         disk_tokens: int = 0,
-        peer_tokens: int = 0,
         *,
         growing: bool = False,
     ) -> EndpointLoad:
@@ -113,7 +120,7 @@ class Account:
             answer_tokens,
             min(loaded_tokens, cached_tokens),
             min(disk_tokens, cached_tokens),
-            peer_tokens,
+            prefill_share=self.prefill_share(now),
         )
 
     def take(self, sample: EngineSample) -> None:
@@ -150,7 +157,16 @@ class Account:
         self.pending = max(0.0, self.pending - self.rate * max(0.0, now - self.pending_at))
         self.pending_at = max(now, self.pending_at)
 
+    def prefill_share(self, now: float) -> float:
+        """Returns the share of its recent time that the engine needed for prompts, at most 1."""
+        if not self.flow:
+            return 0.0
+        flow = self.flow * exp((self.flow_at - now) / FLOW_S)
+        return min(1.0, flow / self.rate) if self.rate > 0 else 1.0
+
     def send(self, at: float, tokens: int) -> None:
+        self.flow = self.flow * exp(min(0.0, (self.flow_at - at) / FLOW_S)) + tokens / FLOW_S
+        self.flow_at = at
         self.advance(at)
         self.pending += tokens
         self.since.append((at, tokens))

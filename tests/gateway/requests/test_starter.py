@@ -46,7 +46,7 @@ def apart(mode, *, samples=None, **config):
 
 
 def test_a_new_request_may_go_to_the_prefill_set_and_a_continued_one_never_does():
-    at_first = apart("Auto").start(request(prompt_tokens=20_000), (), NOW)
+    at_first = apart("Fixed").start(request(prompt_tokens=20_000), (), NOW)
     assert (at_first.prefill, [one.address for one in at_first.endpoints]) == (True, [PREFILLS])
     moved = request(prompt_tokens=20_000, attempt=2, avoid=frozenset({PREFILLS}), handed_over=True)
     pick = apart("Auto").start(moved, (), NOW)
@@ -102,3 +102,21 @@ def test_of_large_sets_each_is_ordered_by_itself():
     ledger.forget(CONFIG.key, "10.0.2.0:80")
     catalog.update(endpoints={CONFIG.key: [one for one in every if one.address != "10.0.2.0:80"]})
     assert starter.start(request("c"), (), NOW).endpoints[0].address == "10.0.2.1:80"
+
+
+def test_the_prompts_sent_to_an_engine_of_the_prefill_set_count_as_its_share_of_time_for_prompts():
+    starter = apart("Fixed")
+    config, ledger = starter._catalog.services[CONFIG.key], starter._ledger
+
+    def shares(now):
+        return [
+            ledger.candidates(config, request(), now, prefill=side).loads[0].prefill_share for side in (True, False)
+        ]
+
+    assert shares(NOW) == [0.0, 0.0]
+    for number in range(600):
+        starter.start(request(f"r{number}", prompt_tokens=1000), (), NOW + number / 10)
+        starter.ended(f"r{number}", NOW + number / 10)
+    share, other = shares(NOW + 60)
+    assert (share, other) == (pytest.approx(10 * 1000 / 31_000, rel=0.2), 0.0)
+    assert shares(NOW + 90)[0] < share / 10

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from inflight_kubectl.load import answers
 from inflight_kubectl.load.client import Client, DisconnectedError
@@ -101,10 +102,15 @@ def trace_slice(shape: Shape, requests: int, seconds: float, most_tokens: int) -
 
 
 class Sender:
-    """Sends requests to one engine. Prompts are random token ids, new ones for each request: none shares a prefix."""
+    """Sends requests to one engine. Prompts are random token ids, new ones for each request: none shares a prefix.
 
-    def __init__(self, client: Client, seed: int) -> None:
+    Args:
+        headers: of each request.
+    """
+
+    def __init__(self, client: Client, seed: int, headers: Mapping[str, str] = MappingProxyType({})) -> None:
         self._client = client
+        self._headers = headers
         self._rng = random.Random(seed)
 
     async def send(self, jobs: Sequence[Job], began: float, patience: float) -> list[Answer]:
@@ -129,7 +135,9 @@ class Sender:
     async def _one(self, job: Job, due: float) -> Answer:
         seen = answers.Answer(due)
         try:
-            await self._client.ask(job.body(self._rng.choices(range(VOCAB_SIZE), k=job.prompt_tokens)), seen)
+            await self._client.ask(
+                job.body(self._rng.choices(range(VOCAB_SIZE), k=job.prompt_tokens)), seen, headers=self._headers
+            )
         except DisconnectedError as error:
             raise RuntimeError(f"the engine does not answer: {error.what}") from error
         except (answers.AnswerError, asyncio.CancelledError):
