@@ -69,6 +69,14 @@ def test_a_second_attempt_is_no_second_request_but_engines_see_it():
     assert (demand(world).arrived, demand(world).sent) == (1, 2)
 
 
+def test_a_prompt_that_is_computed_apart_was_sent_when_its_answer_goes_on_elsewhere():
+    world = World(replace(CONFIG, apart="Fixed"), endpoints=2)
+    (go,) = world.ask("a")
+    assert (go.prefill, demand(world).arrived, demand(world).sent) == (True, 1, 0)
+    (go,) = world.ask("a", 2)
+    assert (go.prefill, demand(world).arrived, demand(world).sent) == (False, 1, 1)
+
+
 def test_a_request_that_its_relay_started_alone_was_sent():
     world = World()
     world.ask("a", prompt_tokens=30)

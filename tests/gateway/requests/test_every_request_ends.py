@@ -15,6 +15,7 @@ from tests.gateway.requests.world import CONFIG, KEY, World
 
 NAMES, RELAYS = ("a", "b", "c", "d"), ("r0", "r1")
 LIMITED = replace(CONFIG, default_limits=RateLimits(concurrent_requests=3, tokens_per_minute=2000))
+CONFIGS = st.sampled_from([LIMITED, replace(LIMITED, apart="Fixed")])
 
 name, relay, attempt = st.sampled_from(NAMES), st.sampled_from(RELAYS), st.integers(1, 4)
 address = st.integers(0, 3).map(lambda number: f"10.0.0.{number}:80")
@@ -97,18 +98,18 @@ def check(world):
     )
 
 
-@given(STEPS)
-def test_every_request_ends_and_nothing_leaks(steps):
-    world = World(LIMITED, endpoints=2)
+@given(CONFIGS, STEPS)
+def test_every_request_ends_and_nothing_leaks(config, steps):
+    world = World(config, endpoints=2)
     play(world, steps)
     for one in NAMES:
         world.end(one)
     world.assert_empty()
 
 
-@given(STEPS)
-def test_the_end_of_a_stream_ends_all_its_requests(steps):
-    world = World(LIMITED, endpoints=2)
+@given(CONFIGS, STEPS)
+def test_the_end_of_a_stream_ends_all_its_requests(config, steps):
+    world = World(config, endpoints=2)
     play(world, steps)
     for stream in {one.relay for one in world.requests._requests.values()}:
         world.requests.lost(stream)
@@ -118,9 +119,9 @@ def test_the_end_of_a_stream_ends_all_its_requests(steps):
     assert world.requests._lost == {}
 
 
-@given(STEPS)
-def test_each_attempt_is_sent_or_refused_at_most_once(steps):
-    world = World(LIMITED, endpoints=2)
+@given(CONFIGS, STEPS)
+def test_each_attempt_is_sent_or_refused_at_most_once(config, steps):
+    world = World(config, endpoints=2)
     # A request that ends, or moves, and is asked for again is another one.
     again = ("ended", "end", "lost", "running", "released", "moved", "guest")
     play(world, [one for one in steps if one[0] not in again])

@@ -51,7 +51,10 @@ class World:
         self.endpoints(endpoints)
 
     def endpoints(self, count):
-        self.catalog.update(endpoints={self.config.key: [Endpoint(f"10.0.0.{one}:80", "p") for one in range(count)]})
+        """Sets the engines; where prompts are computed apart, every second one is of the prefill set."""
+        apart = self.config.apart != "Off"
+        every = [Endpoint(f"10.0.0.{one}:80", "p", prefill=apart and one % 2 == 1) for one in range(count)]
+        self.catalog.update(endpoints={self.config.key: every})
 
     def ask(self, name, attempt=1, *, relay="r0", tenant="", allowed=(), waited_s=0.0, admitted=False, **body):
         """The messages that answer an attempt at once."""
