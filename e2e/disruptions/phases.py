@@ -13,11 +13,13 @@ from functools import partial
 from e2e.disruptions import processes
 from e2e.disruptions.faulty_page import faulty_page
 from e2e.disruptions.stage import GATEWAY, OPERATOR, REPLICAS, Stage, replicas, specification, system_pods
+from inflight_base.manifest.names import child_names
 from tools.localcluster import ClusterError, build_image, kubectl, layout
 from tools.localcluster.node.own_node import OwnNode
 from tools.testbed.helm import CHART, OPERATOR_NAMESPACE, RELEASE, helm
 from tools.testbed.load_pod import driver_pod
 from tools.testbed.pods import Pod
+from tools.testbed.service import Service
 
 CHANGES = 20
 CHANGE_SECONDS = 1.0
@@ -30,6 +32,8 @@ LONG_ANSWERS = [
 ]  # fmt: skip
 LONG_SECONDS = 8
 """Time in which they get some of their tokens."""
+PROMPTS = ["--clients=4", "--seconds=600", "--max-tokens=60", "--prompt-words=100", "--patience=60"]
+"""Requests whose prompts have blocks to hand over."""
 HANG_SECONDS = 75
 """Duration of a hang, longer than the clients' patience, so that requests to the pod are counted as lost."""
 
@@ -212,6 +216,35 @@ def handed_over(stage: Stage) -> Iterator[None]:
     stage.wait_ready(REPLICAS)
 
 
+def prefill_killed(stage: Stage) -> Iterator[None]:
+    """Every process of the pod that computes the prompts is killed; the pods that answer compute them meanwhile."""
+    prefill = Service(child_names(stage.service.name).prefill, stage.service.namespace)
+
+    def serving() -> list[Pod]:
+        return [pod for pod in prefill.pods() if pod.ready]
+
+    def read() -> float:
+        return sum(_sample(stage, pod, "inflight_peer_loaded_blocks_total") for pod in stage.ready_pods())
+
+    engine = specification()["engine"] | {"kvCache": {"swap": "256Mi"}}
+    stage.on_way_back(stage.wait, "no pod that computes prompts", lambda: not prefill.pods())
+    stage.on_way_back(stage.apply)
+    stage.apply(engine=engine, disaggregation={"mode": "Fixed", "prefill": {"maxReplicas": 1}})
+    stage.wait("pods with host memory", stage.rolled_out)
+    stage.wait_ready(REPLICAS)
+    stage.wait("a pod that computes prompts", lambda: len(serving()) == 1)
+    yield
+    with driver_pod(stage.service, "load-prompts", PROMPTS, image=stage.image):
+        stage.wait("prompts handed over", lambda: read() > 0)
+        victim = serving()[0]
+        stage.strike(victim, processes.of_pod(victim.uid), signal.SIGKILL, whole=True)
+        stage.wait("the killed pod to be noticed", lambda: not serving())
+        stage.wait("a pod that computes prompts", lambda: len(serving()) == 1)
+        before = read()
+        stage.wait("prompts handed over again", lambda: read() > before)
+    stage.note = f"{before:.0f} blocks read until the pod computed prompts again"
+
+
 def _sample(stage: Stage, pod: Pod, name: str) -> float:
     """The value of a metric on an engine's page."""
     path = f"/api/v1/namespaces/{stage.service.namespace}/pods/{pod.name}:8001/proxy/metrics"
@@ -381,6 +414,13 @@ _ORDER = (
         "handed-over",
         f"kubectl delete of one pod with host memory and {LONG} answers of 500 tokens under way",
         handed_over,
+        of_gateway=True,
+    ),
+    Phase(
+        "prefill-killed",
+        "kill -9 of every process of the one pod that computes the prompts of two others",
+        prefill_killed,
+        from_node=True,
         of_gateway=True,
     ),
     Phase("engine-killed", "kill -9 of the engine process of one pod", engine_killed, from_node=True),
