@@ -148,7 +148,7 @@ def simple(make):
     return InferenceService.from_dict(make(SPECS["four lines"]))
 
 
-ONLY_SOME = ("PodMonitor", "InferencePool", "EndpointSlice", "Job")
+ONLY_SOME = ("PodMonitor", "InferencePool", "EndpointSlice", "Job", "InferenceService")
 """Kinds of children that a simple service in a bare cluster does not have."""
 
 READ_KINDS = [kind for kind in CHILD_KINDS if kind not in ("PodMonitor", "InferencePool", *UNREAD_KINDS)]

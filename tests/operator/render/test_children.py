@@ -41,7 +41,7 @@ def test_what_pods_mount_comes_before_the_pods():
 
 
 def test_a_pod_monitor_is_built_only_where_the_api_exists():
-    always = set(CHILD_KINDS) - {"PodMonitor", "InferencePool", "EndpointSlice", "Job"}
+    always = set(CHILD_KINDS) - {"PodMonitor", "InferencePool", "EndpointSlice", "Job", "InferenceService"}
     assert {manifest["kind"] for manifest in render(make(), PLAN, SETTINGS)} == always
     with_api = replace(SETTINGS, available_apis=POD_MONITOR)
     assert {manifest["kind"] for manifest in render(make(), PLAN, with_api)} == always | {"PodMonitor"}
