@@ -185,6 +185,13 @@ def test_pods_that_download_nothing_have_no_way_out(source):
     assert "egress" not in spec
 
 
+def test_engines_that_read_keys_and_values_of_each_other_have_a_way_to_each_other_and_no_further():
+    spec = child("NetworkPolicy", make(engine={"kvCache": {"swap": "4Gi"}}))["spec"]
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    admin = {"ports": [{"port": 8001, "protocol": "TCP"}], "to": [{"podSelector": {"matchLabels": pod_labels("chat")}}]}
+    assert spec["egress"] == [admin]
+
+
 OPERATOR = {
     "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "inflight-system"}},
     "podSelector": {"matchLabels": {"app.kubernetes.io/name": "inflight-operator"}},
