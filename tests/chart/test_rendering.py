@@ -286,7 +286,6 @@ def test_rights_have_no_wildcard_and_cover_the_children_and_nothing_that_escalat
         expected = secret if kind == "Secret" else {*secret, "get", "list", "watch", "delete"}
         assert rules.pop((group, plural)) == expected, kind
     assert rules == {
-        ("inflight.dev", "inferenceservices"): {"get", "list", "watch"},
         ("inflight.dev", "inferenceservices/status"): {"patch"},
         ("inflight.dev", "inferenceservices/finalizers"): {"update"},
         ("", "pods"): {"get", "list", "watch", "patch"},

@@ -17,6 +17,7 @@ from inflight_base.manifest.slices import GatewayAddress
 from inflight_operator.api.types import InferenceService
 from inflight_operator.render.inference_pool import picker_slices
 from inflight_operator.render.plan import ChildPlan, Settings
+from inflight_operator.render.prefill import prefill_service
 from inflight_operator.render.service import front_slices
 from inflight_operator.render.service_children import render
 from inflight_settings.limits import Limits, LimitsInForce
@@ -203,6 +204,22 @@ def test_of_secrets_only_the_admin_token_of_the_owner_can_be_written(kubectl, ch
         secret = copy.deepcopy(children["Secret"])
         secret["metadata"]["name"] = name
         refused(operator(kubectl, "apply", secret), "only those with the admin token of a service")
+
+
+def test_of_inference_services_only_those_with_prefill_engines_of_the_owner_can_be_written(
+    kubectl, children, namespace
+):
+    service = InferenceService.from_dict(kubectl.json("get", "ifsvc", "chat", "-n", namespace))
+    prefill = prefill_service(service)
+    done = operator(kubectl, "apply", prefill)
+    assert done.returncode == 0, done.stderr
+    other = copy.deepcopy(prefill)
+    other["metadata"]["name"] = "other-prefill"
+    refused(operator(kubectl, "apply", other), "only those with prefill engines")
+    theirs = {**kubectl.json("get", "ifsvc", "chat", "-n", namespace), "spec": prefill["spec"]}
+    for verb in ("apply", "delete"):
+        refused(operator(kubectl, verb, theirs), "the operator writes only objects")
+    assert operator(kubectl, "delete", prefill).returncode == 0
 
 
 @pytest.mark.parametrize("slices", [picker_slices, front_slices])

@@ -30,7 +30,77 @@ def gateway(**parts):
     return spec(gateway={"enabled": True, **parts})
 
 
+def apart(prefill=None, **parts):
+    """Prompts on other engines."""
+    swap = {"engine": {"kvCache": {"swap": "4Gi"}}}
+    return {**gateway(), **swap, "disaggregation": {"mode": "Auto", "prefill": prefill or {}}, **parts}
+
+
 BAD = {
+    **{
+        f"prompts on other engines {what}": (bad, sentence)
+        for what, bad, sentence in (
+            (
+                "without the gateway",
+                apart(gateway={}),
+                "disaggregation.mode Auto and Fixed need the gateway, which sends prompts to prefill engines: set"
+                " gateway.enabled true",
+            ),
+            (
+                "behind another gateway",
+                apart(gateway={"enabled": True, "inferencePool": {"enabled": True}}),
+                "disaggregation.mode Auto and Fixed exclude gateway.inferencePool.enabled",
+            ),
+            (
+                "of vLLM",
+                apart(engine={"type": "vllm"}),
+                "disaggregation.mode Auto and Fixed are for engine.type inflight only",
+            ),
+            (
+                "without host memory",
+                apart(engine={}),
+                "disaggregation.mode Auto and Fixed need engine.kvCache.swap, such as 4Gi, and prefixCaching",
+            ),
+            (
+                "that cache nothing",
+                apart(engine={"kvCache": {"swap": "4Gi", "prefixCaching": False}}),
+                "disaggregation.mode Auto and Fixed need engine.kvCache.swap, such as 4Gi, and prefixCaching",
+            ),
+            (
+                "while there are no others",
+                apart(scaling={"minReplicas": 0}),
+                "disaggregation.mode Auto and Fixed need scaling.minReplicas of 1 or more",
+            ),
+            (
+                "that sleep",
+                apart(scaling={"sleep": {"after": "5m"}}, accelerator=NONE),
+                "disaggregation.mode Auto and Fixed exclude scaling.sleep",
+            ),
+            ("of which none need be", apart({"minReplicas": 0}), "spec.disaggregation.prefill.minReplicas"),
+            (
+                "of which more must be than may",
+                apart({"minReplicas": 3}, scaling={"maxReplicas": 2}),
+                "disaggregation.prefill.maxReplicas (default: scaling.maxReplicas) must be at least"
+                " disaggregation.prefill.minReplicas",
+            ),
+            (
+                "on CPUs for accelerators",
+                apart({"accelerator": NONE}),
+                "disaggregation.prefill.accelerator.count must be 0 where accelerator.count is, and above 0 where it is"
+                " not",
+            ),
+            (
+                "without the disk's volume",
+                apart(
+                    {"template": {}},
+                    engine={"kvCache": {"swap": "4Gi", "disk": {"size": "100Gi", "volume": "nvme"}}},
+                    template={"volumes": [{"name": "nvme", "emptyDir": {}}]},
+                ),
+                "disaggregation.prefill.template takes the place of template, so it needs the volume that"
+                " engine.kvCache.disk.volume names",
+            ),
+        )
+    },
     "an unknown source scheme": (
         {"model": {"source": "ftp://models/x"}},
         "model.source must begin with builtin://, hf://, pvc://, oci://, s3://, gs://, az:// or https://, such as",
@@ -724,6 +794,12 @@ def test_a_name_that_cannot_be_a_service_is_refused_with_a_sentence(kubectl, nam
     assert "metadata.name must be at most 50 characters of a-z, 0-9 and -, and begin with a letter" in refused.stderr
 
 
+def test_a_name_that_leaves_no_room_for_prefill_engines_is_refused_with_a_sentence(kubectl):
+    refused = kubectl.apply(service_manifest("default", apart(), "c" * 43), dry_run=True)
+    assert refused.returncode == 1
+    assert "metadata.name must be at most 42 characters with spec.disaggregation.mode Auto or Fixed" in refused.stderr
+
+
 def test_a_misspelt_field_is_refused_with_its_name(kubectl):
     refused = kubectl.apply(service_manifest("default", spec(scaling={"maxreplicas": 2})))
     assert refused.returncode == 1
@@ -732,6 +808,8 @@ def test_a_misspelt_field_is_refused_with_its_name(kubectl):
 
 GOOD = {
     "the longest name": ("c" * 50, spec()),
+    "the longest name of a service with prefill engines": ("c" * 42, apart()),
+    "prefill engines on another accelerator": ("chat", apart({"accelerator": {"count": 2}, "minReplicas": 2})),
     "a Hugging Face model at a revision": (
         "chat",
         {"model": {"source": "hf://Qwen/Qwen3-8B", "revision": "refs/pr/1"}},

@@ -85,6 +85,7 @@ def test_a_spec_of_four_lines_gets_every_default_from_the_api_server(make):
             "inferencePool": {"enabled": False},
             "scores": {"pendingTokens": 1.0, "running": 1.0, "kvCache": 1.0, "predictedTtft": 1.0, "prefix": 1.0},
         },
+        "disaggregation": {"mode": "Off", "prefill": {"minReplicas": 1}},
         "tuning": {"mode": "Auto", "maxNumSeqs": {"min": 1}},
         "rollout": {"strategy": "SurgeFirst", "drainTimeout": "120s", "startupTimeout": "30m"},
     }

@@ -215,6 +215,15 @@ def test_a_gateway_that_cannot_be_asked_is_said_in_place_of_its_picks():
     assert "None that the gateway remembers" in shown
 
 
+def test_engines_that_compute_prompts_are_told_of_and_so_is_that_none_is_ready():
+    for status, said in (
+        ("True", "✓ PrefillReady: other engines compute its prompts"),
+        ("False", "✗ PrefillReady: it computes its prompts itself"),
+    ):
+        one = Service.of(body(spec=GATEWAY, conditions=[condition("PrefillReady", status, "Because")]))
+        assert said in text_of(explain(one, [], [], NOW))
+
+
 def asleep(reason="Idle", **status):
     conditions = [
         condition("Ready", reason=reason, message="no request came for 10m"),

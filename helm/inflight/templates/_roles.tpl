@@ -21,7 +21,9 @@ metadata:
 rules:
   - apiGroups: [inflight.dev]
     resources: [inferenceservices]
-    verbs: [get, list, watch]
+    # Written: those whose engines compute prompts for another one (spec.disaggregation), as children of it; the
+    # admission policy allows no others.
+    verbs: [get, list, watch, create, patch, delete]
   - apiGroups: [inflight.dev]
     resources: [inferenceservices/status]
     verbs: [patch]

@@ -17,6 +17,9 @@ API_VERSION: Literal["inflight.dev/v1alpha1"] = "inflight.dev/v1alpha1"
 KIND: Literal["InferenceService"] = "InferenceService"
 PLURAL = "inferenceservices"
 
+LONGEST_NAME = 50
+"""Most characters of the name of an InferenceService: the rest of the 63 is for what children and pods append."""
+
 DEFAULT_CLASS = "inflight"
 """Class of services that name none, and of an installation that is given none."""
 

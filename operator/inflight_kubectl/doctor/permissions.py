@@ -36,6 +36,8 @@ KEEPING: tuple[Access, ...] = (("get", "", "secrets"), ("create", "", "secrets")
 OPERATING: tuple[Access, ...] = (
     ("list", GROUP, "inferenceservices"),
     ("watch", GROUP, "inferenceservices"),
+    ("create", GROUP, "inferenceservices"),
+    ("patch", GROUP, "inferenceservices"),
     ("patch", GROUP, "inferenceservices/status"),
     ("update", GROUP, "inferenceservices/finalizers"),
     ("list", "", "pods"),

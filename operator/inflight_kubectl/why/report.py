@@ -25,6 +25,7 @@ _MEANINGS = {
     "ScalingActive": ("the operator scales", "the operator does not scale", "scaling is not known"),
     "GatewayReady": ("the gateway routes its requests", "the gateway does not route its requests", "not known"),
     "InferencePool": ("other gateways can use it", "other gateways cannot use it", "not known"),
+    "PrefillReady": ("other engines compute its prompts", "it computes its prompts itself", "not known"),
     "Idle": ("at zero replicas until a request comes", "replicas stay while requests come", "not known"),
     "Waking": (
         "requests wait at the gateway for the first replica",

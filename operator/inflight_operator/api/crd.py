@@ -13,8 +13,9 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from inflight_base.manifest.names import GROUP, KIND, PLURAL, VERSION
+from inflight_base.manifest.names import GROUP, KIND, LONGEST_NAME, PLURAL, VERSION
 from inflight_operator.api.base import rule
+from inflight_operator.api.disaggregation import NAME_RULE
 from inflight_operator.api.spec import InferenceServiceSpec
 from inflight_operator.api.status import InferenceServiceStatus
 from inflight_operator.api.types import CATEGORY, SHORT_NAME, InferenceService
@@ -28,11 +29,11 @@ FILES = (
 
 _HEADER = "# Generated from operator/inflight_operator/api by `python -m inflight_operator.api.crd --write`.\n"
 
-# Service names must be DNS-1035 labels; 50 leaves room for what children and pods append (63 in all).
+# Service names must be DNS-1035 labels.
 _NAME_RULE = rule(
-    "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$') && self.metadata.name.size() <= 50",
-    "metadata.name must be at most 50 characters of a-z, 0-9 and -, and begin with a letter: it becomes the name of a"
-    " Service",
+    f"self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$') && self.metadata.name.size() <= {LONGEST_NAME}",
+    f"metadata.name must be at most {LONGEST_NAME} characters of a-z, 0-9 and -, and begin with a letter: it becomes"
+    " the name of a Service",
 )
 
 _COLUMNS: tuple[tuple[str, str, str, str], ...] = (
@@ -129,7 +130,7 @@ def _root_schema() -> dict[str, Any]:
             "spec": structural_schema(InferenceServiceSpec),
             "status": structural_schema(InferenceServiceStatus),
         },
-        "x-kubernetes-validations": [_NAME_RULE],
+        "x-kubernetes-validations": [_NAME_RULE, NAME_RULE],
     }
 
 

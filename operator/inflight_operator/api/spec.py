@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field
 from inflight_base.manifest import defaults
 from inflight_base.manifest.names import CLASS_PATTERN, DEFAULT_CLASS
 from inflight_operator.api.base import SpecModel, Timestamp, rule, validation, validations
+from inflight_operator.api.disaggregation import Disaggregation, disaggregation_rules
 from inflight_operator.api.duration import DURATION_PATTERN, Duration, duration_field
 from inflight_operator.api.engine.fields import OWN_FLAGS, Accelerator, Engine, Model
 from inflight_operator.api.engine.rules import engine_rules
@@ -295,6 +296,7 @@ class InferenceServiceSpec(SpecModel):
             *_tuning_rules("maxNumBatchedTokens"),
             *ROLLOUT_RULES,
             NETWORK_RULE,
+            *disaggregation_rules(_HAS_SWAP),
             *engine_rules({"model": Model, "engine": Engine, "scaling": Scaling}, OWN_FLAGS),
         )
     )
@@ -333,6 +335,9 @@ class InferenceServiceSpec(SpecModel):
     )
     scaling: Scaling = Field(default_factory=Scaling, description="Scaling of replicas.")
     gateway: Gateway = Field(default_factory=Gateway, description="The gateway in front of the engines.")
+    disaggregation: Disaggregation = Field(
+        default_factory=Disaggregation, description="Prompts and answers on separate engines."
+    )
     cost: Cost | None = Field(default=None, description="Price of a replica.")
     tuning: Tuning = Field(default_factory=Tuning, description="Tuning of the limits of running engines.")
     rollout: Rollout = Field(default_factory=Rollout, description="Replacement of pods.")

@@ -342,11 +342,15 @@ class InferenceServiceStatus(StatusModel):
         max_length=16,
         description="Ready, Scheduled, ModelLoaded, Progressing, MetricsAvailable, ScalingActive, TuningActive;"
         " Reconciling while pods change, Stalled while a change cannot continue without intervention;"
-        " GatewayReady with gateway.enabled; InferencePool with gateway.inferencePool.enabled; Idle and Waking"
-        " with scaling.minReplicas 0; NetworkPolicy while its clients cannot be enforced.",
+        " GatewayReady with gateway.enabled; InferencePool with gateway.inferencePool.enabled; PrefillReady with"
+        " disaggregation.mode Auto and Fixed; Idle and Waking with scaling.minReplicas 0; NetworkPolicy while its"
+        " clients cannot be enforced.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
-    url: str | None = Field(default=None, description="Address of the service inside the cluster.")
+    url: str | None = Field(
+        default=None,
+        description="Address of the service inside the cluster. Absent for prefill engines, which have none.",
+    )
     replicas: int | None = Field(default=None, description="Number of existing pods.")
     ready_replicas: int | None = Field(default=None, description="Number of pods that accept requests.")
     blocked_replicas: int | None = Field(

@@ -41,12 +41,19 @@ TEMPLATE_HASH_LABEL = "pod-template-hash"
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A cached object: `value` is a PodView or a `_Fetcher` for a pod, a `_ReadyPods` for an EndpointSlice of
-    Kubernetes, else the manifest."""
+    """A cached object.
+
+    Attributes:
+        owner: the service that needs a round when it changes: an InferenceService itself.
+        child_of: the service that has it as a child; None for an InferenceService that is no child.
+        value: a PodView or a `_Fetcher` for a pod, a `_ReadyPods` for an EndpointSlice of Kubernetes, else the
+            manifest.
+    """
 
     uid: str
     version: int | None
     owner: ServiceKey
+    child_of: ServiceKey | None
     value: Any
 
 
@@ -85,7 +92,8 @@ class ClusterCache:
         return len(self._entries[KIND])
 
     def service(self, key: ServiceKey) -> Manifest | None:
-        """The InferenceService as the API returns it, without managedFields; None if it does not exist."""
+        """The InferenceService as the API returns it, without managedFields unless it is the child of another one; None
+        if it does not exist."""
         entry = self._entries[KIND].get(key)
         return None if entry is None else entry.value
 
@@ -157,13 +165,14 @@ class ClusterCache:
         owner = _owner(kind, body)
         if owner is None or (kind == KIND and class_of(body) != self._class):
             return self._remove(kind, key)
-        after = _Entry(body["metadata"].get("uid", ""), version, owner, _value(kind, body))
+        child_of = _parent(body) if kind == KIND else owner
+        after = _Entry(body["metadata"].get("uid", ""), version, owner, child_of, _value(kind, body))
         ready = self.endpoints(owner) if isinstance(after.value, _ReadyPods) else None
-        if before is not None and before.owner != owner:
-            self._disown(kind, key, before.owner)
+        if before is not None and before.child_of != child_of:
+            self._disown(kind, key, before.child_of)
         self._entries[kind][key] = after
-        if kind != KIND:
-            self._owned.setdefault(owner, {})[kind, key.name] = after
+        if child_of is not None:
+            self._owned.setdefault(child_of, {})[kind, key.name] = after
         changed = _differs(kind, before, after) if ready is None else ready != self.endpoints(owner)
         return owner if changed else None
 
@@ -179,14 +188,16 @@ class ClusterCache:
         if entry is None:
             return None
         ready = self.endpoints(entry.owner) if isinstance(entry.value, _ReadyPods) else None
-        self._disown(kind, key, entry.owner)
+        self._disown(kind, key, entry.child_of)
         return entry.owner if ready is None or ready != self.endpoints(entry.owner) else None
 
-    def _disown(self, kind: str, key: ObjectKey, owner: ServiceKey) -> None:
-        owned = self._owned.get(owner, {})
+    def _disown(self, kind: str, key: ObjectKey, parent: ServiceKey | None) -> None:
+        if parent is None:
+            return
+        owned = self._owned.get(parent, {})
         owned.pop((kind, key.name), None)
         if not owned:
-            self._owned.pop(owner, None)
+            self._owned.pop(parent, None)
 
 
 def _version(body: Mapping[str, Any]) -> int | None:
@@ -202,17 +213,23 @@ def _owner(kind: str, body: Mapping[str, Any]) -> ServiceKey | None:
     namespace, name = key_of(body)
     if kind == KIND:
         return ServiceKey(namespace, name)
-    labels = body["metadata"].get("labels") or {}
-    service = labels.get(SERVICE_LABEL)
-    if not service:
+    parent = _parent(body)
+    if parent is None:
         return None
+    labels, service = body["metadata"]["labels"], parent.name
     if kind == POD and not _is_replica(body, service) and not _job_of(body):
         return None
     if kind == ENDPOINTS:
         names = child_names(service)
         if labels.get(SLICE_OF_LABEL) not in (service, names.engines, names.picker):
             return None
-    return ServiceKey(namespace, service)
+    return parent
+
+
+def _parent(body: Mapping[str, Any]) -> ServiceKey | None:
+    """Returns the service whose child an object says to be by its label; None without one."""
+    name = (body["metadata"].get("labels") or {}).get(SERVICE_LABEL)
+    return ServiceKey(key_of(body).namespace, name) if name else None
 
 
 def _is_replica(pod: Mapping[str, Any], service: str) -> bool:
@@ -245,7 +262,7 @@ def _value(kind: str, body: Mapping[str, Any]) -> Any:
     # Whether a child must be applied is read from what the operator applied last; see inflight_base.kube.difference.
     fields = [one for one in body["metadata"].get("managedFields") or () if one.get("manager") == FIELD_MANAGER]
     metadata = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
-    if kind != KIND:
+    if kind != KIND or _parent(body) is not None:
         metadata["managedFields"] = [packed_fields(one) for one in fields]
     return shared({**body, "kind": kind, "metadata": metadata})
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from inflight_base.manifest import Manifest
-from inflight_base.manifest.names import SERVICE_LABEL
+from inflight_base.manifest.names import KIND, SERVICE_LABEL, child_names
 from inflight_base.manifest.sharing import shared
 from inflight_operator.api.status import Decision as RecordedDecision
 from inflight_operator.decide.decision import Decision, Number, Reason
@@ -26,12 +26,18 @@ from inflight_operator.decide.status.conditions import (
     resting,
     uncached,
 )
-from inflight_operator.decide.status.gateway_conditions import GatewayFacts, pool_condition, with_gateway
+from inflight_operator.decide.status.gateway_conditions import (
+    GatewayFacts,
+    pool_condition,
+    prefill_condition,
+    with_gateway,
+)
 from inflight_operator.decide.status.pods import Pods, classify
 from inflight_operator.decide.status.sentences import sentence
 from inflight_operator.decide.tuning.tune import TuningMode
 from inflight_operator.decide.tuning.types import TuningState
 from inflight_operator.observe.gateway_view import GatewayView
+from inflight_operator.observe.prefill_view import PrefillView
 from inflight_operator.reconcile.front import Front, front
 from inflight_operator.reconcile.limits import (
     best_limits,
@@ -53,6 +59,7 @@ from inflight_operator.reconcile.views import lead_time, measured
 from inflight_operator.render.inference_pool import INFERENCE_POOL_API
 from inflight_operator.render.networkpolicy import clients_ignored
 from inflight_operator.render.plan import ChildPlan
+from inflight_operator.render.prefill import has_prefill
 from inflight_operator.render.service_children import render
 from inflight_settings.limits import LimitsInForce
 
@@ -183,6 +190,8 @@ def _is_held(child: Manifest, snapshot: Snapshot, template: Template, step: Fron
     """Returns True for a child whose live object stays as it is."""
     if child["kind"] == "Deployment":
         return template.hold
+    if child["kind"] == KIND:
+        return bool(snapshot.unread) and snapshot.prefill is not None
     of_all = child["metadata"]["name"] == child["metadata"]["labels"][SERVICE_LABEL]
     if child["kind"] == "NetworkPolicy" and of_all:  # without what cannot be read, it could let more clients in
         return any(note.startswith(_CLIENTS) for note in snapshot.unread)
@@ -213,6 +222,7 @@ def _children(
         "" if fetching is None else fetching.progress.run,
         () if fetching is None else fetching.places,
         named,
+        snapshot.policy.prefill_of,
     )
     known = memory.rendered
     if known is not None and known.made_of(snapshot.service, snapshot.settings, plan):
@@ -276,10 +286,13 @@ def _findings(
     findings = uncached(findings, problems, len(pods.ready))
     findings = delivered(findings, memory.weights.values())
     findings = resting(findings, snapshot.asleep, len(pods.ready))
-    if snapshot.service.spec.gateway.enabled:
+    if snapshot.service.spec.gateway.enabled and not snapshot.policy.prefill_of:
         findings = with_gateway(findings, _gateway_facts(snapshot, memory, scaled))
     if snapshot.service.spec.gateway.inference_pool.enabled:
         findings = (*findings, _pool_condition(snapshot))
+    if has_prefill(snapshot.service, snapshot.settings):
+        name = child_names(snapshot.service.metadata.name).prefill
+        findings = (*findings, prefill_condition(snapshot.prefill or PrefillView(name)))
     if clients_ignored(snapshot.service, snapshot.settings):
         reason = Reason("OperatorOutside")
         findings = (*findings, Finding("NetworkPolicy", "False", reason.code, sentence(reason)))

@@ -10,7 +10,7 @@ from zlib import crc32
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
-from inflight_base.manifest.names import DELETION_COST, PEERS_ANNOTATION, child_names
+from inflight_base.manifest.names import DELETION_COST, KIND, PEERS_ANNOTATION, child_names
 from inflight_operator.apply.children import ChildChangedError, ChildrenState, sync_children
 from inflight_operator.apply.engines import LimitsPusher
 from inflight_operator.apply.kube import OperatorApi
@@ -233,6 +233,8 @@ def _kept(key: ServiceKey, snapshot: Snapshot, plan: Plan) -> frozenset[Child]:
     kept: set[Child] = {("NetworkPolicy", names.main)}  # every service has one
     if plan.hold_template:
         kept.add(("Deployment", names.main))
+    if snapshot.unread:
+        kept.add((KIND, names.prefill))
     if plan.front.hold:
         kept.add(("Service", names.main))
     if plan.front.keep:

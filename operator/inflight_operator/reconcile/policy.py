@@ -37,7 +37,7 @@ class Policy:
 
     Attributes:
         external: whether `spec.replicas` counts (`scaling.mode: External`).
-        gateway: whether requests go through the gateway.
+        gateway: whether requests of clients go through the gateway.
         inference_pool: whether there is an InferencePool for other gateways.
         idle_timeout: seconds without a request after which the service scales to zero; None if it never does.
         replicas: `spec.replicas`.
@@ -61,6 +61,7 @@ class Policy:
         template_inputs: identity of the parts of the spec, as asked for, that the pod template depends on.
         prefetch: what to fetch before engines need it; None: nothing.
         plugin_missing: vLLM runs without the plugin only because the operator knows no image that has it.
+        prefill_of: name of the service that the engines compute prompts for; empty for all but a prefill set.
     """
 
     external: bool
@@ -88,6 +89,7 @@ class Policy:
     template_inputs: str
     plugin_missing: bool
     prefetch: Wanted | None = None
+    prefill_of: str = ""
 
 
 def servable(service: InferenceService, settings: Settings) -> InferenceService:
@@ -101,12 +103,13 @@ def servable(service: InferenceService, settings: Settings) -> InferenceService:
     return service.model_copy(update={"spec": spec.model_copy(update={"engine": engine, "tuning": tuning})})
 
 
-def policy_of(asked: InferenceService, settings: Settings) -> Policy:
-    """Returns the policy of a service's spec, of which `servable` is in effect."""
+def policy_of(asked: InferenceService, settings: Settings, prefill_of: str = "") -> Policy:
+    """Returns the policy of a service's spec, of which `servable` is in effect. Args: prefill_of: as in `Policy`."""
     service = servable(asked, settings)
     spec = service.spec
     facts = engine_type(spec)
-    external, gateway = spec.scaling.mode == "External", behind_gateway(service, settings)
+    external = spec.scaling.mode == "External"
+    gateway = behind_gateway(service, settings) and not prefill_of
     sleeps = gateway and not external and spec.scaling.min_replicas == 0
     wanted, slo = spec.scaling.targets, spec.slo or SLO()
     ttft, tpot = parse_duration(slo.ttft_p95), parse_duration(slo.tpot_p95)
@@ -143,6 +146,7 @@ def policy_of(asked: InferenceService, settings: Settings) -> Policy:
         template_inputs=template_inputs(asked.spec),
         plugin_missing=service is not asked,
         prefetch=_prefetch(service, settings),
+        prefill_of=prefill_of,
     )
 
 

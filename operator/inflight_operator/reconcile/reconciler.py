@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.engines import INFLIGHT
 from inflight_base.manifest.keys import ServiceKey
-from inflight_base.manifest.names import child_names
+from inflight_base.manifest.names import KIND, child_names
 from inflight_operator.api.types import InferenceService, ServiceRecord
 from inflight_operator.apply.children import owner_uid
 from inflight_operator.apply.engines import LimitsPusher
@@ -34,12 +34,13 @@ from inflight_operator.decide.status.conditions import unreadable
 from inflight_operator.decide.tuning.types import TuningPolicy
 from inflight_operator.observe.attainment import Attainment
 from inflight_operator.observe.cache import ClusterCache
-from inflight_operator.observe.front_view import front_view
+from inflight_operator.observe.front_view import NO_FRONT, front_view
 from inflight_operator.observe.live_gateway import LiveGateway
 from inflight_operator.observe.place_finder import PlaceFinder, Where
 from inflight_operator.observe.pods import PodView
 from inflight_operator.observe.pool_view import pool_parents
 from inflight_operator.observe.prefetch_view import Fetch, Places, fetches_of
+from inflight_operator.observe.prefill_view import prefill_view
 from inflight_operator.observe.scrape import ScrapePool, Target
 from inflight_operator.observe.window import Window
 from inflight_operator.reconcile.decide import decide
@@ -47,6 +48,7 @@ from inflight_operator.reconcile.execute import Executor, ExecutorState
 from inflight_operator.reconcile.memory import Memory, first_memory
 from inflight_operator.reconcile.plan import Outcome, Plan
 from inflight_operator.reconcile.policy import Policy, policy_of, servable
+from inflight_operator.reconcile.prefill import PrefillOf, as_one, prefill_of
 from inflight_operator.reconcile.report import findings_after, spec_problem, unreadable_status
 from inflight_operator.reconcile.reporter import Reporter, ReporterState, service_values
 from inflight_operator.reconcile.snapshot import Snapshot, engine_image, fresh_samples
@@ -92,17 +94,18 @@ class ReconcilerSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """A version of a service's object, parsed."""
+    """A version of a service's object, parsed. Attributes: of: the service that it is the prefill set of, if any."""
 
     body: Manifest
     settings: Settings
+    of: PrefillOf | None
     service: InferenceService
     unread: tuple[str, ...]
     policy: Policy
 
-    def is_of(self, body: Manifest, settings: Settings) -> bool:
+    def is_of(self, body: Manifest, settings: Settings, of: PrefillOf | None) -> bool:
         """Returns True if `body` has the same spec, and maybe another status."""
-        return self.settings == settings and self.body.get("spec") == body.get("spec")
+        return (self.settings, self.of) == (settings, of) and self.body.get("spec") == body.get("spec")
 
 
 @dataclass(slots=True)
@@ -210,21 +213,22 @@ class Reconciler:
         Raises:
             pydantic.ValidationError: the object cannot be parsed, not even in part.
         """
-        known, settings = self._known.get(key), self._settings()
-        if known is not None and known.reading.body is body and known.reading.settings == settings:
-            return known
+        known, settings, of = self._known.get(key), self._settings(), prefill_of(body, self._cache.service)
         before = None if known is None else known.reading
-        if before is not None and before.is_of(body, settings):  # the operator writes statuses far more often
+        if known is not None and known.reading.body is body and known.reading.is_of(body, settings, of):
+            return known
+        if before is not None and before.is_of(body, settings, of):  # the operator writes statuses far more often
             service = before.service.model_copy(update=dict(ServiceRecord.from_dict(body)))
             reading = replace(before, body=body, service=service)
         else:
             asked, unread = InferenceService.read(body)
-            service = servable(asked, settings)
-            reading = _Reading(body, settings, service, unread, policy_of(asked, settings))
+            asked = asked if of is None else as_one(asked, of)
+            service, name = servable(asked, settings), "" if of is None else of.key.name
+            reading = _Reading(body, settings, of, service, unread, policy_of(asked, settings, name))
         if known is not None and known.memory.uid == service.metadata.uid:
             known.reading = reading
             return known
-        deployment = self._deployment(key, service.metadata.uid)
+        deployment = self._own(key, service.metadata.uid, "Deployment", child_names(key.name).main)
         ordered = None if deployment is None else int(deployment["spec"].get("replicas", 0))
         image = "" if deployment is None else engine_image(deployment)
         now, at = self._clock.steady(), self._clock.calendar()
@@ -258,9 +262,13 @@ class Reconciler:
         scraped, errors, uid = self._pool.window(key), self._pool.errors(key), reading.service.metadata.uid
         window, loading = _parted(scraped)
         max_age = self._every.stale_after * self._stretch()
+        of, names = reading.of, child_names(key.name)
         gateway = self._gateway if reading.policy.gateway else None
-        front = front_view(self._cache, key, uid)
-        through = self._gateway if gateway is not None or front.routed else None
+        front = front_view(self._cache, key, uid) if of is None else NO_FRONT
+        left = self._gateway if gateway is None and front.routed else None
+        through = self._gateway if gateway is not None or of is not None else left
+        # Engines read from each other, and know tenants, by what the service and its prefill set have in common.
+        shared_key, shared_uid = (key, uid) if of is None else (of.key, of.uid)
         services = self._cache.count()
         return Snapshot(
             service=reading.service,
@@ -269,10 +277,10 @@ class Reconciler:
             settings=reading.settings,
             now=now,
             at=at,
-            admin_token=self._token_of(uid),
+            admin_token=self._token_of(shared_uid),
             tuning=self._every.tuning,
             pods=pods,
-            deployment=self._deployment(key, uid),
+            deployment=self._own(key, uid, "Deployment", names.main),
             listed=self._cache.endpoints(key),
             window=window,
             fresh=fresh_samples(window, pods, now, max_age, window.pods.keys() - errors.keys()),
@@ -281,22 +289,23 @@ class Reconciler:
             may_move=self._pace.may_move(services),
             mover=self._pace.holder,
             stopped=self._pace.stopped(services),
-            pooled=gateway is not None,
+            pooled=gateway is not None or of is not None,
             gateway=None if gateway is None else gateway.view(key),
-            tenant_keys=() if through is None else through.tenant_keys(key, uid),
+            tenant_keys=() if through is None else through.tenant_keys(shared_key, shared_uid),
             gateway_pods=() if self._gateway is None else self._gateway.addresses,
             front=front,
-            leaving=None if through is None or gateway is not None else through.view(key),
+            leaving=None if left is None else left.view(key),
             elsewhere=Elsewhere() if known.memory.startups.starts else self._startups.elsewhere(reading.policy.engine),
             loading=loading,
-            pool_parents=pool_parents(self._cache.child(key, "InferencePool", child_names(key.name).main)),
+            pool_parents=pool_parents(self._cache.child(key, "InferencePool", names.main)),
             places=places,
             fetches=() if places is None else self._fetches(key, uid),
+            prefill=prefill_view(self._own(key, uid, KIND, names.prefill)),
         )
 
-    def _deployment(self, key: ServiceKey, uid: str) -> Manifest | None:
-        """Returns the live Deployment, if it is this service's: another object of the same name may exist."""
-        live = self._cache.child(key, "Deployment", child_names(key.name).main)
+    def _own(self, key: ServiceKey, uid: str, kind: str, name: str) -> Manifest | None:
+        """Returns a live child, if it is this service's: another object of the same name may exist."""
+        live = self._cache.child(key, kind, name)
         return live if live is not None and owner_uid(live) == uid else None
 
     def _export(self, key: ServiceKey, known: _ServiceState, snapshot: Snapshot, plan: Plan, outcome: Outcome) -> None:

@@ -136,7 +136,7 @@ def build_status(
     return InferenceServiceStatus(
         observed_generation=service.metadata.generation,
         conditions=_conditions(findings_after(service.metadata.name, plan, outcome), service, snapshot.at),
-        url=service_url(service),
+        url=None if snapshot.policy.prefill_of else service_url(service),
         replicas=len(replicas),
         ready_replicas=sum(pod.ready for pod in replicas),
         blocked_replicas=plan.blocked,

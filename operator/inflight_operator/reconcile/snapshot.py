@@ -21,6 +21,7 @@ from inflight_operator.observe.metrics import Sample
 from inflight_operator.observe.pods import LimitsPush, PodView
 from inflight_operator.observe.pool_view import PoolParent
 from inflight_operator.observe.prefetch_view import Fetch, Places
+from inflight_operator.observe.prefill_view import PrefillView
 from inflight_operator.observe.window import Window
 from inflight_operator.reconcile.policy import Policy
 from inflight_operator.render.plan import Settings
@@ -61,6 +62,7 @@ class Snapshot:
         fetches: Jobs that do that.
         elsewhere: starts of other services' pods, while this service has none.
         loading: progress of engines that start for long, by uid of the pod.
+        prefill: the engines that compute its prompts; None for a service without such.
     """
 
     service: InferenceService
@@ -92,6 +94,7 @@ class Snapshot:
     fetches: tuple[Fetch, ...] = ()
     elsewhere: Elsewhere = field(default_factory=Elsewhere)
     loading: Mapping[str, Loading] = field(default_factory=dict)
+    prefill: PrefillView | None = None
 
     @property
     def ordered(self) -> int:

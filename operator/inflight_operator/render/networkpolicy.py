@@ -8,18 +8,21 @@ client reaches such a service. Engines whose metrics are on the serving port let
 only from the operator's pods, from the peers the operator was installed with, such as Prometheus, and with
 `spec.model.peers` or `spec.engine.kvCache.swap`, from the service's own pods, whose engines read weights, or keys and
 values, from each other: calls that change an engine are signed or carry the token, and users have no way to try one.
-An operator outside the cluster has no pods to select, so the admin port of its engines is open, and the serving port of
-those whose metrics are on it. The ports of KV cache events only from the gateway. Kubernetes always lets the node reach
-its own pods, and the kubelet's probes use the serving port.
+Engines that compute prompts for a service (`spec.disaggregation`) and those of the service are one in this; the former
+take requests from the gateway alone. An operator outside the cluster has no pods to select, so the admin port of its
+engines is open, and the serving port of those whose metrics are on it. The ports of KV cache events only from the
+gateway. Kubernetes always lets the node reach its own pods, and the kubelet's probes use the serving port.
 
-Egress: only DNS and the trace collector, if any, for models in the image or on a claim. The pod fetches all others
-itself, through any mirror or proxy in its environment, so egress stays open for these.
+Egress: only DNS and the trace collector, if any, for models in the image or on a claim, and the admin port of the pods
+whose keys and values the engines read. The pod fetches all other models itself, through any mirror or proxy in its
+environment, so egress stays open for these.
 """
 
 from __future__ import annotations
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import (
+    ADMIN_PORT,
     ADMIN_PORT_NAME,
     GRPC_PORT_NAME,
     HTTP_PORT_NAME,
@@ -27,6 +30,7 @@ from inflight_base.manifest.names import (
     KV_REPLAY_PORT_NAME,
     METRICS_PORT_NAME,
     OPERATOR_LABELS,
+    child_names,
     pod_labels,
 )
 from inflight_operator.api.engine.fields import REMOTE
@@ -36,6 +40,7 @@ from inflight_operator.api.types import InferenceService
 from inflight_operator.render.metadata import child
 from inflight_operator.render.observability import collector_egress, observability_of
 from inflight_operator.render.plan import Settings
+from inflight_operator.render.prefill import has_prefill
 from inflight_operator.render.service import behind_gateway, gateway_peer
 
 _OWN_NAMESPACE: Manifest = {"podSelector": {}}
@@ -47,11 +52,12 @@ def fetches_model(service: InferenceService) -> bool:
     return service.spec.model.source.startswith(("hf://", *REMOTE))
 
 
-def network_policy(service: InferenceService, settings: Settings, *, leaving: bool) -> Manifest:
+def network_policy(service: InferenceService, settings: Settings, *, leaving: bool, prefill_of: str = "") -> Manifest:
     """The policy; see the module for its rules and reasons. Ports go by name: pods of an earlier release may lack one.
 
     Args:
         leaving: the gateway sends requests to the engines, although the service is no longer behind it.
+        prefill_of: service that the engines compute prompts for; empty: their own.
     """
     gateway = [gateway_peer(settings)] if behind_gateway(service, settings) or leaving else []
     name = service.metadata.name
@@ -62,9 +68,14 @@ def network_policy(service: InferenceService, settings: Settings, *, leaving: bo
             "podSelector": {"matchLabels": OPERATOR_LABELS},
         }
         admin["from"] = [operator, *settings.admin_peers]
-    read = asks_peers(service.spec) or hands_over(service.spec)
-    own = [{"podSelector": {"matchLabels": pod_labels(name)}}] if read and "from" in admin else []
+    partner = prefill_of or (child_names(name).prefill if has_prefill(service, settings) else "")
+    read = [{"podSelector": {"matchLabels": pod_labels(one)}} for one in (name, partner) if one]
+    reads = asks_peers(service.spec) or hands_over(service.spec)
+    own = read if reads and "from" in admin else []
     egress = collector_egress(observability_of(service, settings))
+    if reads:
+        egress = [*egress, {"ports": [{"port": ADMIN_PORT, "protocol": "TCP"}], "to": read}]
+    clients = [] if prefill_of else _clients(service, settings)
     return {
         **child("networking.k8s.io/v1", "NetworkPolicy", service),
         "spec": {
@@ -72,7 +83,7 @@ def network_policy(service: InferenceService, settings: Settings, *, leaving: bo
             "policyTypes": ["Ingress"] if fetches_model(service) else ["Ingress", "Egress"],
             **({"egress": egress} if egress and not fetches_model(service) else {}),
             "ingress": [
-                *_serving(service, settings, admin.get("from"), gateway),
+                *_serving(service, settings, admin.get("from"), [*clients, *gateway]),
                 {**admin, "from": [*admin["from"], *own]} if own else admin,
                 *_metrics(service, admin.get("from"), gateway),
                 *_kv_events(service, gateway),
@@ -100,16 +111,16 @@ def _kv_events(service: InferenceService, gateway: list[Manifest]) -> list[Manif
 
 
 def _serving(
-    service: InferenceService, settings: Settings, admin_peers: list[Manifest] | None, gateway: list[Manifest]
+    service: InferenceService, settings: Settings, admin_peers: list[Manifest] | None, clients: list[Manifest]
 ) -> list[Manifest]:
     """The rule for the serving port, and that of gRPC; none where no peer may reach them, since a rule without peers
-    allows all."""
+    allows all. Args: clients: the gateway is one of them."""
     names = [HTTP_PORT_NAME, *([GRPC_PORT_NAME] if service.spec.engine.grpc else [])]
     rule: Manifest = {"ports": [{"port": name, "protocol": "TCP"} for name in names]}
     if _open_to_all(service, settings):
         return [rule]
     admin = admin_peers if admin_peers and _metrics_are_served(service) else settings.admin_peers
-    allowed = [*_clients(service, settings), *gateway, *admin]
+    allowed = [*clients, *admin]
     return [{**rule, "from": allowed}] if allowed else []
 
 

@@ -32,6 +32,8 @@ class ChildPlan:
         prefetch_run: name of what the Jobs fetch; empty without any.
         prefetch: places that a Job fetches the model to.
         peers: engines that may have weights: uid of the pod, and address of the admin port.
+        prefill_of: name of the service that the engines compute prompts for; empty for all but those of a service's
+            prefill set.
     """
 
     replicas: int
@@ -47,6 +49,7 @@ class ChildPlan:
     prefetch_run: str = ""
     prefetch: tuple[str, ...] = ()
     peers: tuple[tuple[str, str], ...] = ()
+    prefill_of: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from inflight_base.manifest.names import (
     GRPC_PORT,
     GRPC_PORT_NAME,
     HTTP_PORT_NAME,
+    PREFILL_OF_LABEL,
     SERVICE_LABEL,
     child_names,
     pod_labels,
@@ -89,12 +90,19 @@ def front_slices(service: InferenceService, pods: Sequence[GatewayAddress]) -> l
     return gateway_slices(service, name, child_names(name).front, HTTP_PORT_NAME, pods)
 
 
-def engines_service(service: InferenceService) -> Manifest:
+def engines_service(service: InferenceService, prefill_of: str = "") -> Manifest:
     """A headless Service over the engines. Its labels, which are copied to its EndpointSlices, tell the gateway which
-    service they belong to."""
+    service they belong to.
+
+    Args:
+        prefill_of: service that the engines compute prompts for; empty: their own.
+    """
     name = service.metadata.name
+    manifest = child("v1", "Service", service, child_names(name).engines)
+    if prefill_of:
+        manifest["metadata"]["labels"][PREFILL_OF_LABEL] = prefill_of
     return {
-        **child("v1", "Service", service, child_names(name).engines),
+        **manifest,
         "spec": {
             "type": "ClusterIP",
             "clusterIP": "None",

@@ -17,7 +17,7 @@ from inflight_operator.render.service_children import CHILD_KINDS
 OPTIONAL_KINDS = ("PodMonitor", "InferencePool")
 """Kinds a cluster may not have. They may be installed or removed at any time."""
 
-WATCHED_KINDS = (KIND, POD, *(kind for kind in CHILD_KINDS if kind not in ("Secret", *OPTIONAL_KINDS)))
+WATCHED_KINDS = (KIND, POD, *(kind for kind in CHILD_KINDS if kind not in (KIND, "Secret", *OPTIONAL_KINDS)))
 """Kinds that every cluster has. Secrets are written and never read."""
 
 POLL_SECONDS = 0.1

@@ -3,7 +3,7 @@
 import pytest
 
 from inflight_base.kube.changes import Changes, HistoryError
-from inflight_base.manifest.keys import ObjectKey
+from inflight_base.manifest.keys import ObjectKey, ServiceKey
 from inflight_operator.observe.cache import ClusterCache
 from tests.operator.fakes import KEY, delete, service_body
 from tests.operator.observe.cluster_history import manifest
@@ -83,6 +83,37 @@ def test_children_are_found_by_kind_and_name():
     assert len(cache.children(KEY)) == 2
     delete(cache, "Service", child("Service", 3))
     assert len(cache.children(KEY)) == 1
+
+
+def prefill_of(version, name="chat", **metadata):
+    body = service(version)
+    owned = {"labels": {"inflight.dev/service": name} if name else {}, "managedFields": [{"manager": "someone"}]}
+    return {**body, "metadata": {**body["metadata"], "name": "chat-prefill", "uid": "p", **owned, **metadata}}
+
+
+def test_a_service_is_a_child_of_the_one_that_its_label_names_and_needs_its_rounds_itself():
+    cache, key = ClusterCache(), ServiceKey(KEY.namespace, "chat-prefill")
+    cache.put("InferenceService", service(1))
+    assert cache.put("InferenceService", prefill_of(2)) == key
+    assert set(cache.services()) == {KEY, key}
+    assert cache.child(KEY, "InferenceService", "chat-prefill") is cache.service(key)
+    assert cache.children(key) == []
+    cache.put("InferenceService", prefill_of(3, generation=2))
+    assert cache.child(KEY, "InferenceService", "chat-prefill")["metadata"]["generation"] == 2
+    cache.put("InferenceService", prefill_of(4, name=""))
+    assert cache.children(KEY) == []
+    cache.put("InferenceService", prefill_of(5))
+    assert delete(cache, "InferenceService", prefill_of(6)) == key
+    assert (cache.children(KEY), cache.services()) == ([], [KEY])
+
+
+def test_what_the_operator_owns_of_a_service_is_kept_for_a_child_only():
+    cache, key = ClusterCache(), ServiceKey(KEY.namespace, "chat-prefill")
+    ours = [{"manager": "inflight-operator", "operation": "Apply", "fieldsV1": {"f:spec": {}}}]
+    cache.put("InferenceService", prefill_of(1, managedFields=[*ours, {"manager": "someone"}]))
+    assert [one["manager"] for one in cache.service(key)["metadata"]["managedFields"]] == ["inflight-operator"]
+    cache.put("InferenceService", prefill_of(2, name="", managedFields=ours))
+    assert "managedFields" not in cache.service(key)["metadata"]
 
 
 def test_a_late_event_does_not_undo_a_written_status():

@@ -42,9 +42,7 @@ async def test_a_steady_state_makes_no_calls(world):
 
 async def test_a_spec_is_read_once_whatever_statuses_are_written(world, monkeypatch):
     read = []
-    monkeypatch.setattr(
-        reconciler, "policy_of", lambda asked, settings: read.append(asked) or policy_of(asked, settings)
-    )
+    monkeypatch.setattr(reconciler, "policy_of", lambda asked, *more: read.append(asked) or policy_of(asked, *more))
     world.service()
     await world.round()
     world.pod(1)

@@ -41,7 +41,7 @@ def test_what_pods_mount_comes_before_the_pods():
 
 
 def test_a_pod_monitor_is_built_only_where_the_api_exists():
-    always = set(CHILD_KINDS) - {"PodMonitor", "InferencePool", "EndpointSlice", "Job"}
+    always = set(CHILD_KINDS) - {"PodMonitor", "InferencePool", "EndpointSlice", "Job", "InferenceService"}
     assert {manifest["kind"] for manifest in render(make(), PLAN, SETTINGS)} == always
     with_api = replace(SETTINGS, available_apis=POD_MONITOR)
     assert {manifest["kind"] for manifest in render(make(), PLAN, with_api)} == always | {"PodMonitor"}
@@ -183,6 +183,13 @@ def test_pods_that_download_nothing_have_no_way_out(source):
     spec = child("NetworkPolicy", make(model={"source": source}))["spec"]
     assert spec["policyTypes"] == ["Ingress", "Egress"]
     assert "egress" not in spec
+
+
+def test_engines_that_read_keys_and_values_of_each_other_have_a_way_to_each_other_and_no_further():
+    spec = child("NetworkPolicy", make(engine={"kvCache": {"swap": "4Gi"}}))["spec"]
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    admin = {"ports": [{"port": 8001, "protocol": "TCP"}], "to": [{"podSelector": {"matchLabels": pod_labels("chat")}}]}
+    assert spec["egress"] == [admin]
 
 
 OPERATOR = {

@@ -1,5 +1,6 @@
 """Conditions of a service behind the gateway: GatewayReady; Idle and Waking of one that scales to zero; what Ready says
-while no replica runs; InferencePool: whether other gateways can use the service, and which ones do.
+while no replica runs; InferencePool: whether other gateways can use the service, and which ones do; PrefillReady:
+whether other engines compute its prompts.
 
 Ready says whether requests to the service are answered. At zero they are: the gateway holds the first one and the
 operator starts a replica, so Ready is True with the reason Idle, and `kubectl wait --for=condition=Ready` returns for
@@ -17,6 +18,7 @@ from inflight_operator.decide.status.conditions import Finding
 from inflight_operator.decide.status.sentences import sentence
 from inflight_operator.observe.gateway_view import GatewayView
 from inflight_operator.observe.pool_view import PoolParent
+from inflight_operator.observe.prefill_view import PrefillView
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,3 +116,11 @@ def pool_condition(
     if works and elsewhere:
         reason = replace(reason, held=Reason("PoolOtherPort", {"pods": elsewhere}))
     return Finding("InferencePool", "True" if works else "False", reason.code, sentence(reason))
+
+
+def prefill_condition(view: PrefillView) -> Finding:
+    """Returns the condition PrefillReady of a service with prefill engines."""
+    numbers: dict[str, Number] = {"name": view.name, "replicas": view.replicas, "ready": view.ready}
+    if not view.ready:
+        return Finding("PrefillReady", "False", "NoPrefill", sentence(Reason("NoPrefill", numbers)))
+    return Finding("PrefillReady", "True", "Prefilling", sentence(Reason("Prefilling", numbers)))

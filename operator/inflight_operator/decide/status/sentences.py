@@ -284,6 +284,9 @@ _STATE: dict[str, Callable[[_Numbers], str]] = {
         " than the InferencePool has, and gateways that use it may not reach them"
     ),
     "PoolNotReferenced": lambda n: "no gateway uses the InferencePool yet: an HTTPRoute must have it as a backend",
+    # Engines that compute prompts.
+    "Prefilling": lambda n: f"{n['ready']} of {count(n['replicas'], 'replica')} of {n['name']} take prompts to compute",
+    "NoPrefill": lambda n: f"no replica of {n['name']} is ready: prompts are computed where they are answered",
     # Fetching the model before engines need it.
     "Prefetching": _have,
     "Prefetched": _have,
