@@ -33,7 +33,7 @@ SHAPES = (
 )
 _SERVICE = "bench"
 _TOKEN = "bench"
-_MOST_PROMPT = 2000
+_MOST_PROMPT = 1000
 _PATIENCE_S = 60.0
 _SEQS = 16
 _FLAGS = (
