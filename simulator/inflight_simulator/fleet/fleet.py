@@ -161,8 +161,7 @@ class Fleet:
                 if pod.draining and not replica.outstanding:
                     self._end(pod, replica.idle_s)
                 for request_id in begun:
-                    if self.states.end_s[request_id] != self.states.end_s[request_id]:
-                        gateway.first_token(request_id, time)
+                    gateway.first_token(request_id, time)
                 begun.clear()
             elif message_s <= now:
                 gateway.run(message_s)

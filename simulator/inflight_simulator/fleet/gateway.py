@@ -150,7 +150,8 @@ class Gateway:
     def first_token(self, request_id: int, now: float) -> None:
         """Asks for an engine that answers, as one of the prefill set has computed a prompt."""
         self._now = now
-        self._hand_over(request_id, 1)
+        if self._goes_on(request_id):
+            self._hand_over(request_id, 1)
 
     def at(self, time: float, event: Callable[[], None]) -> None:
         """Does something at a time."""
