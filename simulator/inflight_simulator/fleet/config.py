@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from inflight_cost.capacity import Targets
 from inflight_cost.model import CostModel
+from inflight_gateway.types import Apart
 from inflight_operator.decide.replicas.start_up import Phases
 from inflight_settings.limits import Limits
 from inflight_settings.scheduling import PolicyName
@@ -90,6 +91,21 @@ class GatewayModel:
     owner_ends_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PrefillSet:
+    """Replicas that compute prompts for those that answer.
+
+    Attributes:
+        mode: `spec.disaggregation.mode` of the service.
+        replicas: there from the start, whatever the scaler orders.
+        tokens_per_s: tokens whose keys and values a replica reads from others in a second.
+    """
+
+    mode: Apart
+    replicas: int
+    tokens_per_s: float
+
+
 def undivided(seconds: float) -> Phases:
     """Returns a start-up of which only the duration is known."""
     return Phases(scheduled=0.0, image=0.0, weights=0.0, engine=seconds, endpoints=0.0)
@@ -109,6 +125,7 @@ class FleetConfig:
         policy: order of waiting requests, a name of the engine's policies.
         tuning: let the operator's tuning change limits.
         gateway: for the routing `gateway`.
+        prefill: with that routing; None: each replica computes the prompts that it answers.
     """
 
     replica: ReplicaModel = field(default_factory=ReplicaModel)
@@ -123,6 +140,7 @@ class FleetConfig:
     targets: RequestTargets = field(default_factory=RequestTargets)
     seed: int = 0
     gateway: GatewayModel = field(default_factory=GatewayModel)
+    prefill: PrefillSet | None = None
 
     @property
     def start_up_s(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
@@ -30,8 +31,9 @@ class Fleet:
 
     Attributes:
         pods: all pods of the run, by number.
-        live: existing pods, oldest first.
-        ordered: number of replicas that was ordered last.
+        live: existing pods that answer, oldest first. prefill: those that compute prompts for them; scalers do not see
+            these.
+        ordered: number of replicas that was ordered last, without `prefill`.
         first_limits: limits of pods that become ready.
         counts: numbers of replicas, a row at each change.
         gateway: the gateway; None: requests are routed on arrival.
@@ -42,6 +44,7 @@ class Fleet:
         self.states = RequestStates(requests)
         self.pods: list[Pod] = []
         self.live: list[Pod] = []
+        self.prefill: list[Pod] = []
         self.ordered = config.initial_replicas
         self.counts: list[ReplicaCount] = []
         self.first_limits = LimitsInForce(config.limits)
@@ -55,6 +58,9 @@ class Fleet:
         for _ in range(config.initial_replicas):
             pod = self._create(begin - config.start_up_s, begin)
             self._become_ready(pod)
+        for _ in range(0 if config.prefill is None else config.prefill.replicas):
+            pod = self._create(begin - config.start_up_s, begin, prefill=True)
+            pod.ready = True
         self._count(begin)
 
     def send(self, request_id: int, now: float) -> None:
@@ -62,8 +68,13 @@ class Fleet:
         if self.gateway is None:
             self._send_to(self._router.choose(), request_id, now)
             return
-        self.gateway.update(self.live, now)
+        self.gateway.update(self.behind_gateway, now)
         self.gateway.arrive(request_id, now)
+
+    @property
+    def behind_gateway(self) -> list[Pod]:
+        """All pods that the gateway knows."""
+        return [*self.live, *self.prefill] if self.prefill else self.live
 
     @property
     def next_message_s(self) -> float:
@@ -71,16 +82,46 @@ class Fleet:
         return NEVER if self.gateway is None else self.gateway.next_s
 
     def _send_to(self, number: int, request_id: int, now: float) -> None:
-        replica = self.pods[number].replica
-        self.states.pod[request_id], self.states.sent_s[request_id] = number, now
-        before = replica.event
-        replica.arrive(request_id, now)
-        if replica.event != before:
-            heappush(self._events, (replica.event, replica.starts, number))
+        states, replica = self.states, self.pods[number].replica
+        source, states.pod[request_id] = states.pod[request_id], number
+        if source >= 0:
+            self._move(source, number, request_id, now)
+            return
+        states.sent_s[request_id] = now
+        self._note_event(number, lambda: replica.arrive(request_id, now))
         self._route(number, replica)
+
+    def _move(self, source: int, number: int, request_id: int, now: float) -> None:
+        """Moves a request from the prefill set to a replica that answers."""
+        assert self.gateway is not None
+        giving, taking = self.pods[source].replica, self.pods[number].replica
+        request, blocks, last_s = giving.withdraw(request_id, now)
+        self._push_event(source)
+        num_read, seconds = taking.expect(request, blocks, now)
+        giving.give(num_read)
+        self.states.reads.append(seconds)
+        came_s = now + seconds
+        resume = partial(taking.resume, request, blocks, last_s, came_s)
+        self.gateway.at(came_s, lambda: self._note_event(number, resume))
+
+    def _note_event(self, number: int, change: Callable[[], None]) -> None:
+        """Makes a change to a replica that may bring its next event forward."""
+        replica = self.pods[number].replica
+        before = replica.event
+        change()
+        if replica.event != before:
+            self._push_event(number)
+
+    def _push_event(self, number: int) -> None:
+        replica = self.pods[number].replica
+        if replica.event != NEVER:
+            heappush(self._events, (replica.event, replica.starts, number))
 
     def advance(self, now: float) -> None:
         """Process all events up to now, except steps that start now."""
+        if self.prefill:
+            self._advance_apart(now)
+            return
         events, pods = self._events, self.pods
         limit = (now, True)
         drained: list[Pod] = []
@@ -101,6 +142,31 @@ class Fleet:
         # A replica processes all of its events at once, so requests are not in the order of their ends.
         for pod in sorted(drained, key=lambda each: each.replica.idle_s):
             self._end(pod, pod.replica.idle_s)
+
+    def _advance_apart(self, now: float) -> None:
+        """Does the same one event at a time over all replicas, as a first token at one of them may move its request to
+        another, and the gateway's messages in between."""
+        events, gateway, begun = self._events, self.gateway, self.states.begun
+        assert gateway is not None
+        while True:
+            message_s = gateway.next_s
+            if events and events[0] < (min(message_s, now), True):
+                time, starts, number = heappop(events)
+                pod = self.pods[number]
+                replica = pod.replica
+                if replica.event != time or replica.starts != starts:
+                    continue
+                replica.step()
+                self._push_event(number)
+                if pod.draining and not replica.outstanding:
+                    self._end(pod, replica.idle_s)
+                for request_id in begun:
+                    gateway.first_token(request_id, time)
+                begun.clear()
+            elif message_s <= now:
+                gateway.run(message_s)
+            else:
+                return
 
     def start_pods(self, now: float) -> None:
         """Lets pods take requests whose start-up is over."""
@@ -130,18 +196,17 @@ class Fleet:
     def set_limits(self, pod: Pod, limits: LimitsInForce, now: float) -> None:
         replica = pod.replica
         replica.set_limits(limits, now)
-        if replica.event != NEVER:
-            heappush(self._events, (replica.event, replica.starts, pod.number))
+        self._push_event(pod.number)
 
-    def _create(self, now: float, starts_s: float) -> Pod:
+    def _create(self, now: float, starts_s: float, *, prefill: bool = False) -> Pod:
         number = len(self.pods)
         config = self.config
-        meter = Meter() if self._metered else None
+        meter = Meter() if self._metered and not prefill else None
         noise = Noise(config.replica.noise, (config.seed, number))
-        replica = Replica(config, self._scheduling, self.states, noise, meter)
-        pod = Pod(number, replica, now, starts_s, meter)
+        replica = Replica(config, self._scheduling, self.states, noise, meter, prefill=prefill)
+        pod = Pod(number, replica, now, starts_s, meter, prefill=prefill)
         self.pods.append(pod)
-        self.live.append(pod)
+        (self.prefill if prefill else self.live).append(pod)
         return pod
 
     def _become_ready(self, pod: Pod) -> None:

@@ -39,8 +39,11 @@ SERVICE = ServiceKey(NAMESPACE, NAME)
 _SPREAD = np.uint64(0x9E37_79B9_7F4A_7C15)
 """Factor that makes hashes of consecutive ids: 2^64 / the golden ratio, Knuth 1998, 6.4."""
 
+MOVE_AGAIN_S = 1.0
+"""Seconds after which a relay asks again for an engine that answers, while one of the prefill set goes on."""
+
 Send = Callable[[int, int, float], None]
-"""Sends a request to a pod. Args: number of the pod, id of the request, time."""
+"""Sends a request to a pod, or moves it there. Args: number of the pod, id of the request, time."""
 
 
 class OwnerPicker:
@@ -71,10 +74,10 @@ class OwnerPicker:
         """The load that the pod reports to the operator."""
         return self._loads.service_loads()[SERVICE]
 
-    def set_endpoints(self, names: Sequence[str]) -> None:
+    def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
         """Sets the engines that take requests."""
-        gone = {one.address for one in self.catalog.endpoints_of(SERVICE)}.difference(names)
-        change = self.catalog.update(endpoints={SERVICE: [Endpoint(name, name) for name in names]})
+        gone = {one.address for one in self.catalog.endpoints_of(SERVICE)} - {one.address for one in endpoints}
+        change = self.catalog.update(endpoints={SERVICE: list(endpoints)})
         for name in gone:
             self.ledger.forget(SERVICE, name)
         self.requests.catalog_changed(change)
@@ -103,12 +106,12 @@ class Gateway:
         self._owner_ends_s = math.inf if model.owner_ends_s is None else begin + model.owner_ends_s
         self._numbers: dict[str, int] = {}
         """Numbers of all pods that have been endpoints."""
-        self._endpoints: tuple[str, ...] = ()
+        self._endpoints: tuple[Endpoint, ...] = ()
         self._engines: Sequence[Pod] = ()
         self._samples: dict[str, EngineSample] = {}
         self._next_scrape = begin
         self._mail: list[tuple[float, int, Callable[[], None]]] = []
-        """Messages between two pods, by the time of their arrival and their number."""
+        """Messages between two pods, and what else has its time, by this time and their number."""
         self._sent = 0
         self._relays: dict[int, str] = {}
         """Pod of each request under way."""
@@ -116,15 +119,22 @@ class Gateway:
         """Requests that wait for an engine, the oldest first."""
         self._running: dict[int, tuple[Ask, str]] = {}
         """Requests at engines, with the engine's address."""
+        self._apart: set[int] = set()
+        """Requests at engines of the prefill set."""
         self._picker = self._own()
 
     @property
     def num_held(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) - sum(each in self._apart for each in self._waiting)
+
+    @property
+    def num_unplaced(self) -> int:
+        """Requests without an engine that answers."""
+        return self.num_held + len(self._apart)
 
     @property
     def next_s(self) -> float:
-        """Time of the next message between two pods, or of the owner's end."""
+        """Time of the next message between two pods, of what else has its time, or of the owner's end."""
         return min(self._mail[0][0] if self._mail else math.inf, self._owner_ends_s)
 
     def loads(self) -> dict[str, ServiceLoad]:
@@ -136,6 +146,17 @@ class Gateway:
         self._relays[request_id] = self._pods[request_id % len(self._pods)]
         self._waiting[request_id] = self._ask(request_id)
         self._place(request_id)
+
+    def first_token(self, request_id: int, now: float) -> None:
+        """Asks for an engine that answers, as one of the prefill set has computed a prompt."""
+        self._now = now
+        if self._goes_on(request_id):
+            self._hand_over(request_id, 1)
+
+    def at(self, time: float, event: Callable[[], None]) -> None:
+        """Does something at a time."""
+        self._sent += 1
+        heappush(self._mail, (time, self._sent, event))
 
     def run(self, now: float) -> None:
         """Delivers the messages that have arrived by now, and lets the owner end when its time has come."""
@@ -150,7 +171,7 @@ class Gateway:
         self._now = now
         self._engines = pods
         routable = [pod for pod in pods if pod.routable]
-        endpoints = tuple(pod.name for pod in routable)
+        endpoints = tuple(Endpoint(pod.name, pod.name, pod.prefill) for pod in routable)
         if endpoints != self._endpoints:
             self._endpoints = endpoints
             self._numbers.update((pod.name, pod.number) for pod in routable)
@@ -184,8 +205,8 @@ class Gateway:
         picker, relay = self._picker, self._relays[request_id]
 
         def ask() -> None:
-            if picker is self._picker:
-                waiting = self._waiting[request_id]
+            waiting = self._waiting.get(request_id)
+            if picker is self._picker and waiting is not None:
                 age_s = self._now - self._states.arrival_s[request_id]
                 waited_s = age_s if waiting.admitted else 0.0
                 question = msgspec.structs.replace(waiting, age_s=age_s, waited_s=waited_s)
@@ -221,27 +242,71 @@ class Gateway:
         request_id = int(message.id)
 
         def take() -> None:
-            if picker is not self._picker:
+            ask = self._waiting.get(request_id)
+            if picker is not self._picker or ask is None or ask.attempt != message.attempt:
                 return
+            if request_id in self._apart:
+                if not self._goes_on(request_id):
+                    return
+                if not isinstance(message, Go):
+                    self._stay(request_id)
+                    return
             if isinstance(message, Held):
-                self._waiting[request_id] = msgspec.structs.replace(self._waiting[request_id], admitted=True)
+                self._waiting[request_id] = msgspec.structs.replace(ask, admitted=True)
                 return
-            ask = self._waiting.pop(request_id)
+            del self._waiting[request_id]
             if isinstance(message, Refuse):
                 self._states.refused[request_id] = message.code
                 self._states.ended.append(request_id)
                 return
             address = message.endpoints[0]
             self._running[request_id] = ask, address
+            (self._apart.add if message.prefill else self._apart.discard)(request_id)
             self._send(self._numbers[address], request_id, self._now)
 
-        self._deliver(self._relays[request_id], take)
+        if request_id in self._relays:
+            self._deliver(self._relays[request_id], take)
+
+    def _hand_over(self, request_id: int, generated: int) -> None:
+        """Asks for an engine that answers a request of the prefill set."""
+        picker, relay = self._picker, self._relays[request_id]
+        ask, address = self._running[request_id]
+        self._waiting[request_id] = msgspec.structs.replace(
+            ask,
+            attempt=ask.attempt + 1,
+            body=self._ask(request_id).body.continued(generated),
+            avoid=(address,),
+            handed_over=True,
+            admitted=False,
+        )
+        self._deliver(relay, lambda: picker.requests.left(ask.id, ask.attempt))
+        self._place(request_id)
+
+    def _stay(self, request_id: int) -> None:
+        """Lets a request go on at its engine of the prefill set, and asks again later."""
+        ask, (_, address) = self._waiting.pop(request_id), self._running[request_id]
+        self._running[request_id] = ask, address
+        running = Running(ask, address, self._generated().get(request_id, 1))
+        self._deliver(self._relays[request_id], partial(self._adopt, self._picker, running))
+
+        def again() -> None:
+            if self._goes_on(request_id):
+                self._hand_over(request_id, self._generated().get(request_id, 1))
+
+        self.at(self._now + MOVE_AGAIN_S, again)
+
+    def _goes_on(self, request_id: int) -> bool:
+        """Returns whether an engine of the prefill set generates a request."""
+        end_s = self._states.end_s[request_id]
+        return request_id in self._apart and end_s != end_s
 
     def _end(self, request_id: int) -> None:
         """Reports the end of a request to the owner."""
         states, picker = self._states, self._picker
         relay = self._relays.pop(request_id)
         running = self._running.pop(request_id, None)
+        self._waiting.pop(request_id, None)
+        self._apart.discard(request_id)
         served = states.end_s[request_id] == states.end_s[request_id]
         report = Finished(
             request_id=str(request_id),
@@ -265,8 +330,7 @@ class Gateway:
         if relay == self._owner or not self._hop_s:
             message()
             return
-        self._sent += 1
-        heappush(self._mail, (self._now + self._hop_s, self._sent, message))
+        self.at(self._now + self._hop_s, message)
 
     def _own(self) -> OwnerPicker:
         """Makes the picker of the pod that owns the service now."""
@@ -284,6 +348,8 @@ class Gateway:
         picker.set_endpoints(self._endpoints)
         generated = self._generated()
         for request_id, (ask, address) in self._running.items():
+            if request_id in self._waiting:
+                continue
             running = Running(ask, address, generated.get(request_id, 0))
             self._deliver(self._relays[request_id], partial(self._adopt, picker, running))
         for request_id in tuple(self._waiting):
@@ -300,7 +366,9 @@ class Gateway:
         replica = pod.replica
         replica.take_in_until(now)
         scheduler = replica.scheduler
-        config = scheduler.config
+        config, prefill = scheduler.config, self._config.prefill
+        cost = self._config.replica.cost
+        copies_per_s = 0.0 if prefill is None else prefill.tokens_per_s * cost.copied_token_s
         return EngineSample(
             at=now,
             running=scheduler.num_running,
@@ -309,7 +377,8 @@ class Gateway:
             kv_utilization=scheduler.kv_usage,
             kv_cache_tokens=config.num_blocks * config.block_size,
             limits=scheduler.limits,
-            cost=self._config.replica.cost,
+            cost=cost,
+            peer_slowness=1 / copies_per_s if copies_per_s else 0.0,
         )
 
 

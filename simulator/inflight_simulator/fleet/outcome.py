@@ -45,6 +45,7 @@ class FleetRun:
         decisions: of the operator, as text.
         prefix_queries, prefix_hits: prompt tokens of started requests, and those of them that a prefix cache held; 0
             and 0 where no replica has one.
+        reads, gaps: float64 [requests that were handed over], as in `RequestStates`; None: there is no prefill set.
     """
 
     arrival_s: Floats
@@ -61,6 +62,8 @@ class FleetRun:
     prefix_hits: int = 0
     refusals: Mapping[str, int] = field(default_factory=dict)
     tenants: tuple[str, ...] = ()
+    reads: Floats | None = None
+    gaps: Floats | None = None
 
     @property
     def prefix_hit_rate(self) -> float | None:

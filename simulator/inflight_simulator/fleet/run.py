@@ -72,9 +72,10 @@ def run_fleet(
 
 
 def _empty_gateway(fleet: Fleet, last: float) -> None:
-    """Sends requests that the gateway still holds after the last arrival to pods as they become free."""
+    """Sends requests that the gateway still holds, or that the prefill set has, after the last arrival to pods as they
+    become free."""
     now = last
-    while fleet.gateway is not None and fleet.gateway.num_held:
+    while fleet.gateway is not None and fleet.gateway.num_unplaced:
         now = min(now + GatewayTicks.interval_s, fleet.next_message_s)
         fleet.advance(now)
         fleet.start_pods(now)
@@ -89,7 +90,7 @@ class GatewayTicks:
 
     def update(self, fleet: Fleet, now: float) -> None:
         if fleet.gateway is not None:
-            fleet.gateway.update(fleet.live, now)
+            fleet.gateway.update(fleet.behind_gateway, now)
             fleet.gateway.tick(now)
 
 
@@ -159,4 +160,6 @@ def _outcome(requests: Requests, fleet: Fleet, begin: float, last: float) -> Fle
         tenants=requests.tenants,
         prefix_queries=sum(pod.replica.scheduler.admission.prefix_queries for pod in fleet.pods),
         prefix_hits=sum(pod.replica.scheduler.admission.prefix_hits for pod in fleet.pods),
+        reads=None if config.prefill is None else np.array(states.reads),
+        gaps=None if config.prefill is None else np.array(states.gaps),
     )

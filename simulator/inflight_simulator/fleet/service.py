@@ -36,6 +36,7 @@ def manifest_of(config: FleetConfig) -> dict[str, Any]:
             "scaling": {"minReplicas": config.min_replicas, "maxReplicas": config.max_replicas},
             "tuning": {"mode": "Auto" if config.tuning else "Off"},
             "gateway": {**config.gateway.spec, "enabled": config.routing == "gateway"},
+            **({} if config.prefill is None else {"disaggregation": {"mode": config.prefill.mode}}),
         },
     }
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from inflight_gateway.pick.load import PEER_SLOWNESS
 from inflight_operator.decide.replicas.start_up import Phases
 from inflight_settings.flag_types import number
 from inflight_settings.limits import HIGHEST_LIMITS, Limits
@@ -21,6 +22,7 @@ from inflight_simulator.fleet.config import (
     START_LIMITS,
     FleetConfig,
     GatewayModel,
+    PrefillSet,
     ReplicaModel,
     RequestTargets,
     undivided,
@@ -187,6 +189,26 @@ def _add_gateway_flags(parser: argparse.ArgumentParser) -> None:
         help="seconds after the first arrival at which the pod that owns the service ends; the next one goes on with"
         " what the others report (default: never)",
     )
+    apart = parser.add_argument_group("prefill and decode apart, with --routing gateway")
+    apart.add_argument(
+        "--disaggregate",
+        choices=("Auto", "Fixed"),
+        help="spec.disaggregation.mode: replicas of a prefill set compute all prompts, or those for which answers wait"
+        " less in sum, and hand the requests over after their first token (default: there is no such set)",
+    )
+    apart.add_argument(
+        "--prefill-replicas",
+        type=number(int, 1, 100_000),
+        metavar="N",
+        help="replicas of the prefill set, beside those of the scaler, which does not change them",
+    )
+    apart.add_argument(
+        "--transfer-rate",
+        type=number(float, 1, 1e12),
+        metavar="TOKENS",
+        help="tokens whose keys and values a replica reads from others in a second (default: a"
+        f" {PEER_SLOWNESS:g}th of what it copies from host memory, by copied_token_s of its cost)",
+    )
 
 
 def read_load(flags: argparse.Namespace) -> Requests:
@@ -280,6 +302,25 @@ def fleet_config(flags: argparse.Namespace) -> FleetConfig:
             hop_s=flags.gateway_hop,
             owner_ends_s=flags.owner_ends,
         ),
+        prefill=_prefill_set(flags, replica),
+    )
+
+
+def _prefill_set(flags: argparse.Namespace, replica: ReplicaModel) -> PrefillSet | None:
+    """Raises InputError: the flags contradict each other, or say too little."""
+    if (flags.disaggregate is None) != (flags.prefill_replicas is None):
+        raise InputError("--disaggregate and --prefill-replicas need each other")
+    if flags.disaggregate is None:
+        return None
+    if flags.routing != "gateway":
+        raise InputError("--disaggregate needs --routing gateway")
+    copied_token_s = replica.cost.copied_token_s
+    if flags.transfer_rate is None and not copied_token_s:
+        raise InputError("--disaggregate needs --transfer-rate: the replica's cost has no copied_token_s")
+    return PrefillSet(
+        flags.disaggregate,
+        flags.prefill_replicas,
+        flags.transfer_rate or 1 / (PEER_SLOWNESS * copied_token_s),
     )
 
 

@@ -22,6 +22,19 @@ class TenantSummary(msgspec.Struct, frozen=True):
     ttft: Distribution
 
 
+class HandOvers(msgspec.Struct, frozen=True):
+    """Requests that were handed over.
+
+    Attributes:
+        share: of all requests.
+        read: seconds until keys and values had come. gap: between the tokens before and after.
+    """
+
+    share: float
+    read: Distribution
+    gap: Distribution
+
+
 class FleetSummary(msgspec.Struct, frozen=True):
     """Summary of a fleet simulation.
 
@@ -41,6 +54,7 @@ class FleetSummary(msgspec.Struct, frozen=True):
         prefix_hit_rate: share of prompt tokens found in a prefix cache; None without prefix caches.
         refusals: requests that the gateway refused, by code.
         tenants: by name; empty where requests have none.
+        handed_over: requests that the prefill set began and others went on with; None without a prefill set.
     """
 
     scaler: str
@@ -60,6 +74,7 @@ class FleetSummary(msgspec.Struct, frozen=True):
     prefix_hit_rate: float | None = None
     refusals: Mapping[str, int] = {}
     tenants: Mapping[str, TenantSummary] = {}
+    handed_over: HandOvers | None = None
 
 
 def summarize_fleet(scaler: str, requests: Requests, config: FleetConfig, run: FleetRun) -> FleetSummary:
@@ -84,7 +99,14 @@ def summarize_fleet(scaler: str, requests: Requests, config: FleetConfig, run: F
         prefix_hit_rate=run.prefix_hit_rate,
         refusals=run.refusals,
         tenants=_tenants(run),
+        handed_over=_handed_over(run),
     )
+
+
+def _handed_over(run: FleetRun) -> HandOvers | None:
+    if run.reads is None or run.gaps is None:
+        return None
+    return HandOvers(len(run.reads) / len(run.ttft), distribution(run.reads), distribution(run.gaps))
 
 
 def _tenants(run: FleetRun) -> dict[str, TenantSummary]:
@@ -117,6 +139,17 @@ def fleet_table(summary: FleetSummary) -> str:
     ]
     if summary.prefix_hit_rate is not None:
         lines.append(f"prefix cache hits       {summary.prefix_hit_rate:.1%} of prompt tokens")
+    moved = summary.handed_over
+    if moved is not None:
+        means = (
+            ""
+            if moved.gap.mean is None or moved.read.mean is None
+            else (
+                f", keys and values read in {1e3 * moved.read.mean:.3g} ms, "
+                f"{1e3 * moved.gap.mean:.3g} ms between two tokens (means)"
+            )
+        )
+        lines.append(f"handed over             {moved.share:.1%} of requests{means}")
     if summary.cost is not None:
         lines.append(f"cost                    {summary.cost:.2f}")
     if summary.output_tokens_per_cost is not None:

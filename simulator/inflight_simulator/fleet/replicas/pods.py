@@ -20,6 +20,7 @@ class Pod:
         ended_s: when it was removed; NEVER until then.
         meter: its metrics; None if no controller reads them.
         deletion_cost: a pod with a smaller one is removed first, if the operator sets them.
+        prefill: it computes prompts for others.
     """
 
     number: int
@@ -31,6 +32,7 @@ class Pod:
     draining: bool = False
     ended_s: float = NEVER
     deletion_cost: int = 0
+    prefill: bool = False
 
     @property
     def name(self) -> str:

@@ -67,6 +67,7 @@ class Replica:
 
     Args:
         meter: receives each step and token; None: metrics are not read.
+        prefill: it computes prompts for other replicas.
 
     Attributes:
         outstanding: unfinished requests sent here.
@@ -77,7 +78,14 @@ class Replica:
     """
 
     def __init__(
-        self, config: FleetConfig, scheduling: SchedulerConfig, states: RequestStates, noise: Noise, meter: Meter | None
+        self,
+        config: FleetConfig,
+        scheduling: SchedulerConfig,
+        states: RequestStates,
+        noise: Noise,
+        meter: Meter | None,
+        *,
+        prefill: bool = False,
     ) -> None:
         self.outstanding = 0
         self.event = NEVER
@@ -93,13 +101,21 @@ class Replica:
         self._cost = config.replica.cost
         self._noise = noise
         self._meter = meter
+        self._prefill = prefill
+        self._tokens_per_s = math.inf if config.prefill is None else config.prefill.tokens_per_s
+        self._read_until = -math.inf
+        """When all has come that it reads from other replicas."""
+        self._given_tokens = 0
+        """Tokens whose keys and values the next step copies out for other replicas."""
+        self._moved: dict[int, Request] = {}
+        """Requests that other replicas have begun, until their next token."""
         self._arrived: list[int] = []
         """Requests not scheduled by a step yet."""
         self._arrived_tokens = 0
         self._in_slot: dict[int, int] = {}
         """Request id by slot."""
         self._lost_s: dict[int, float] = {}
-        """Time of the last token of each preempted request."""
+        """Time of the last token of each request that was preempted, or that came from another replica."""
         self._plan: StepPlan | None = None
         self._ends: list[float] = []
         """Ends of the steps of a run."""
@@ -143,15 +159,73 @@ class Replica:
         elif self._ends and self.scheduler.num_running < self.scheduler.limits.max_num_seqs:
             self._cut_run(now)
 
+    def withdraw(self, request_id: int, now: float) -> tuple[Request, list[bytes], float]:
+        """Takes a request away that goes on at another replica, with all events before `now` processed. A step under
+        way computes it in vain.
+
+        Returns:
+            The request, the names of its blocks that are computed, and the time of its last token.
+        """
+        self.take_in_until(now)
+        self._cut_run(now)
+        last_s = self._lost_s.pop(request_id, now if self.starts else self._begun)
+        request, blocks = self.scheduler.withdraw(request_id)
+        self.outstanding -= 1
+        return request, blocks, last_s
+
+    def give(self, num_tokens: int) -> None:
+        """Copies the keys and values of tokens out for another replica, in the next step."""
+        self._given_tokens += num_tokens
+
+    def expect(self, request: Request, blocks: list[bytes], now: float) -> tuple[int, float]:
+        """Begins to read what another replica has of a request, unless computing it takes less time. One read follows
+        another, and no step waits for them; `resume` is due when this one is done.
+
+        Returns:
+            The tokens that are read, and the seconds until they are there.
+        """
+        self.outstanding += 1
+        scheduler = self.scheduler
+        size = scheduler.config.block_size
+        num_cached = len(scheduler.running.pool.match(blocks)) * size if blocks else 0
+        num_read = len(blocks) * size - num_cached
+        done_s = max(now, self._read_until) + num_read / self._tokens_per_s
+        if not num_read or not scheduler.offload.pays(num_read, num_cached, done_s - now):
+            return 0, 0.0
+        self._read_until = done_s
+        scheduler.peers.came(blocks)
+        return num_read, done_s - now
+
+    def resume(self, request: Request, blocks: list[bytes], last_s: float, now: float) -> None:
+        """Takes a request that another replica has begun. Args: blocks: names of those that may have come. last_s: time
+        of its last token."""
+        states, request_id = self._states, request.request_id
+        states.sent_s[request_id], self._lost_s[request_id] = now, last_s
+        self._moved[request_id] = Request(
+            request_id,
+            request.prompt_token_ids,
+            request.sampling,
+            now,
+            request.scheduling,
+            output_token_ids=request.output_token_ids,
+            block_hashes=blocks,
+        )
+        self.outstanding -= 1
+        self.arrive(request_id, now)
+
+    def step(self) -> None:
+        """Process the next event."""
+        if self.starts:
+            self._start(self.event)
+        else:
+            self._end(self.event)
+
     def advance(self, now: float) -> None:
         """Process all ends up to `now`, and starts before it."""
         while self.event <= now:
-            if self.starts:
-                if self.event == now:
-                    return
-                self._start(self.event)
-            else:
-                self._end(self.event)
+            if self.starts and self.event == now:
+                return
+            self.step()
 
     def take_in_until(self, now: float) -> None:
         """Count the steps of a run that have ended by now, so that metrics show them."""
@@ -176,7 +250,7 @@ class Replica:
             self._lost_s[each.request_id] = now
         for start in plan.starts:
             self._in_slot[start.slot] = start.request_id
-        work = work_of(plan, scheduler.num_attended_tokens, scheduler.config.block_size)
+        work = self._with_given(work_of(plan, scheduler.num_attended_tokens, scheduler.config.block_size))
         seconds = self._cost.seconds(work) * float(self._noise.ahead(1)[0])
         self._noise.use(1)
         if self._meter is not None:
@@ -190,12 +264,20 @@ class Replica:
         work = StepWork(decodes, 0, scheduler.num_attended_tokens, 0)
         first = cost.seconds(work)
         seconds: Floats = (first + cost.decode_kv_token_s * decodes * _RAMP[:steps]) * self._noise.ahead(steps)
+        if self._given_tokens:
+            work = self._with_given(work)
+            seconds[0] += work.copied_tokens * cost.copied_token_s
         seconds[0] += now
         self._ends = seconds.cumsum().tolist()
         self._begun = now
         self.event, self.starts = self._ends[-1], False
         if self._meter is not None:
             self._meter.started(work, self._ends[0] - now, self._ends[0])
+
+    def _with_given(self, work: StepWork) -> StepWork:
+        """Returns the work of a step with what it copies out for other replicas."""
+        given, self._given_tokens = self._given_tokens, 0
+        return work._replace(copied_tokens=work.copied_tokens + given) if given else work
 
     def _cut_run(self, now: float) -> None:
         """End the run with the step in progress at `now`."""
@@ -240,10 +322,15 @@ class Replica:
             request_id = self._in_slot[chunk.slot]
             if request_id in self._lost_s:
                 lost_s = self._lost_s.pop(request_id)
+                if request_id in self._moved:
+                    del self._moved[request_id]
+                    self._states.gaps.append(now - lost_s)
                 if meter is not None and first_s[request_id] == first_s[request_id]:
                     meter.gap(now - lost_s)
             if first_s[request_id] != first_s[request_id]:
                 first_s[request_id] = now
+                if self._prefill:
+                    self._states.begun.append(request_id)
                 if meter is not None:
                     meter.first_token(now - self._states.sent_s[request_id])
         for request in self.scheduler.update(plan, self._tokens[:sampled]):
@@ -261,7 +348,7 @@ class Replica:
         """Submit arrived requests to the scheduler."""
         states = self._states
         for request_id in self._arrived:
-            request = Request(
+            request = self._moved.get(request_id) or Request(
                 request_id,
                 states.prompt_token_ids(request_id),
                 _sampling(states.output_tokens[request_id]),

@@ -22,6 +22,8 @@ class RequestStates:
         sent_s: time at which it was sent: its arrival, unless the gateway held it.
         ended: requests that ended since the list was last cleared, refused ones included; kept for the gateway.
         refused: code of the gateway's refusal, by request.
+        begun: requests whose first token came from the prefill set since the list was last cleared.
+        reads: seconds that each hand-over waited for keys and values. gaps: and between the tokens before and after.
     """
 
     requests: Requests
@@ -34,6 +36,9 @@ class RequestStates:
     sent_s: list[float] = field(init=False)
     ended: list[int] = field(default_factory=list)
     refused: dict[int, str] = field(default_factory=dict)
+    begun: list[int] = field(default_factory=list)
+    reads: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
     prompt: TokenIds = field(init=False)
     """Prompt of all requests, if their contents are never read."""
 

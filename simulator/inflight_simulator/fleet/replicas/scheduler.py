@@ -10,8 +10,9 @@ from typing import cast
 import numpy as np
 
 from inflight_engine.cache.block_pool import BlockIds, BlockPool, OutOfBlocksError
+from inflight_engine.cache.offload import Offload
 from inflight_engine.request import FinishReason, Request, TokenIds
-from inflight_engine.scheduling.admission import NEVER
+from inflight_engine.scheduling.admission import NEVER, Admission
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.decodes import Counts, DecodeGroup
 from inflight_engine.scheduling.scheduler import Scheduler
@@ -122,15 +123,60 @@ class SteadyDecodes(DecodeGroup):
         table.blocks[slots[row[order]], place[order]] = block_ids
 
 
+class PeerBlocks(Offload):
+    """The blocks that have come from other replicas, each of which is loaded once, in front of the tier.
+
+    In the engine they come to places of the tier; here they take none of it, so that replicas without host memory can
+    be simulated, and the tier holds what it does without them.
+    """
+
+    def __init__(self, tier: Offload, pool: BlockPool, longest: int) -> None:
+        super().__init__(None, pool, longest=longest, always=False, cost=lambda: None)
+        self._behind = tier
+        self._came: set[bytes] = set()
+        """The last hash of each row of blocks."""
+
+    def came(self, hashes: Sequence[bytes]) -> None:
+        """Takes in a row of blocks."""
+        self._came.add(hashes[-1])
+
+    def load(self, hashes: Sequence[bytes], num_before: int) -> BlockIds:
+        """See `Offload`."""
+        if not hashes or hashes[-1] not in self._came:
+            return self._behind.load(hashes, num_before)
+        self._came.remove(hashes[-1])
+        return np.zeros(len(hashes), np.int32)
+
+    def release(self) -> None:
+        """See `Offload`."""
+        self._behind.release()
+
+
 class FleetScheduler(Scheduler):
     """Plans as the engine's scheduler does, and takes in many steps at once where their tokens decide nothing. Where
-    there is no prefix cache, blocks are counted only: all ids are 0."""
+    there is no prefix cache, blocks are counted only: all ids are 0.
+
+    Attributes:
+        peers: blocks that have come from other replicas.
+    """
 
     def __init__(self, config: SchedulerConfig) -> None:
         pool = BlockPool if config.prefix_caching else BlockCounter
         super().__init__(config, make_pool=pool, make_decodes=SteadyDecodes)
         self._decodes = cast(SteadyDecodes, self.running.decodes)
         self._has_tier = config.has_tier
+        self.peers = PeerBlocks(self.offload, self.running.pool, self._longest)
+        self.admission = Admission(config, self.queues, self.running, self.peers)
+
+    def withdraw(self, request_id: int) -> tuple[Request, list[bytes]]:
+        """Takes a request away that goes on elsewhere; returns it, and the names of the blocks that are computed of
+        it: all that are full, but for one that only its last token fills."""
+        request = self._requests[request_id]
+        computed = request.slot >= 0 and request.slot not in self.running.prefilling
+        self.cancel(request_id, FinishReason.ABORT)
+        self._decodes.settle()
+        count = (request.num_tokens - 1) // self.config.block_size if computed else 0
+        return request, request.block_hashes[:count] or [b"%d" % request_id] * count
 
     @property
     def num_decoding(self) -> int:
