@@ -248,6 +248,45 @@ def test_a_gateway_brings_its_key_and_takes_over_the_address_of_services_that_as
     assert base64.b64decode(secret["tenant-key"]) == b"none"
 
 
+def test_prefill_engines_come_stay_as_they_are_and_go_as_the_service_says(kubectl, namespace, start):
+    spec = {
+        "model": {"source": "builtin://smollm2"},
+        "gateway": {"enabled": True, "auth": {"apiKeysSecret": "keys"}},
+        "engine": {"kvCache": {"swap": "1Gi"}},
+    }
+    apart = {**spec, "disaggregation": {"mode": "Auto", "prefill": {"maxReplicas": 3}}}
+    kubectl.create(service_manifest(namespace, apart))
+    start("--gateway-service", f"inflight-gateway.{namespace}.svc.cluster.local")
+
+    def objects():
+        kinds = "ifsvc,deployment,service,secret,networkpolicy"
+        items = kubectl.json("get", kinds, "-n", namespace, "-l", "inflight.dev/service")["items"]
+        return {(item["kind"], item["metadata"]["name"]): item for item in items}
+
+    def data(name):
+        return kubectl.json("get", "secret", f"{name}-admin-token", "-n", namespace)["data"]
+
+    eventually(30, lambda: {("Deployment", "chat"), ("Deployment", "chat-prefill")} <= objects().keys())
+    time.sleep(3)  # the first rounds' status and events
+    before = objects()
+    services = {name: one["metadata"]["labels"] for (kind, name), one in before.items() if kind == "Service"}
+    assert services.keys() == {"chat", "chat-engines", "chat-prefill-engines"}
+    assert services["chat-prefill-engines"]["inflight.dev/prefill-of"] == "chat"
+    assert data("chat-prefill") == data("chat")
+    time.sleep(3)
+    versions = [{key: one["metadata"]["resourceVersion"] for key, one in each.items()} for each in (before, objects())]
+    assert versions[0] == versions[1]
+
+    def most():
+        return objects()["InferenceService", "chat-prefill"]["spec"]["scaling"]["maxReplicas"]
+
+    edit = '{"spec": {"scaling": {"maxReplicas": 9}}}'
+    kubectl.ok("patch", "ifsvc", "chat-prefill", "-n", namespace, "--type=merge", "-p", edit)
+    eventually(10, lambda: most() == 3)
+    kubectl.create(service_manifest(namespace, {**apart, "disaggregation": {"mode": "Off"}}))
+    eventually(10, lambda: ("InferenceService", "chat-prefill") not in objects())
+
+
 RESTORED = ("secret", "configmap", "service", "ifsvc", "deployment", "networkpolicy", "poddisruptionbudget")
 """Kinds in the order in which Velero restores them: some first, all others by the alphabet of their groups."""
 
