@@ -31,7 +31,7 @@ from inflight_gateway.types import Endpoint, EngineSample, Finished, Pick, Refus
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.replicas.pods import Pod
 from inflight_simulator.fleet.replicas.request_states import RequestStates
-from inflight_simulator.fleet.service import NAME, NAMESPACE, manifest_of
+from inflight_simulator.fleet.service import NAME, NAMESPACE, gateway_manifest_of
 
 SCRAPE_S = 1.0
 _PATH = "/v1/chat/completions"
@@ -57,7 +57,7 @@ class OwnerPicker:
     def __init__(
         self, config: FleetConfig, sample: Callable[[str], EngineSample | None], clock: Callable[[], float]
     ) -> None:
-        service, _ = read_service(manifest_of(config))
+        service, _ = read_service(gateway_manifest_of(config))
         self.catalog = Catalog()
         holds, estimates = HoldQueue(), Estimates()
         self.ledger = Ledger(self.catalog.endpoints_of, sample, estimates)

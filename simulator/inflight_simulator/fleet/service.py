@@ -36,9 +36,16 @@ def manifest_of(config: FleetConfig) -> dict[str, Any]:
             "scaling": {"minReplicas": config.min_replicas, "maxReplicas": config.max_replicas},
             "tuning": {"mode": "Auto" if config.tuning else "Off"},
             "gateway": {**config.gateway.spec, "enabled": config.routing == "gateway"},
-            **({} if config.prefill is None else {"disaggregation": {"mode": config.prefill.mode}}),
         },
     }
+
+
+def gateway_manifest_of(config: FleetConfig) -> dict[str, Any]:
+    """Returns the service with its prefill set, which the operator does not see: no scaler changes that set."""
+    manifest = manifest_of(config)
+    if config.prefill is not None:
+        manifest["spec"]["disaggregation"] = {"mode": config.prefill.mode}
+    return manifest
 
 
 def read_gateway_spec(path: Path) -> dict[str, Any]:

@@ -159,6 +159,14 @@ def test_the_command_says_what_was_handed_over_and_counts_all_replicas(trace, ca
     assert "handed over" not in capsys.readouterr().out
 
 
+def test_a_scaler_changes_only_the_replicas_that_answer(trace, capsys):
+    flags = ["--routing", "gateway", "--disaggregate", "Fixed", "--prefill-replicas", "2", "--start-up", "1"]
+    assert main(["fleet", trace, "--scaler", "autopilot", "--initial", "1", *flags]) == 0
+    text = capsys.readouterr().out
+    assert "ordered 1 to 1, at most 1 at once" in text
+    assert "replica-hours           0.01" in text
+
+
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
