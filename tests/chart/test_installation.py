@@ -103,6 +103,9 @@ def test_examples_are_accepted(release, kubectl, path):
     [
         ("watch", "inferenceservices.inflight.dev", None),
         ("patch", "inferenceservices.inflight.dev --subresource=status", "team"),
+        ("create", "inferenceservices.inflight.dev", "team"),
+        ("patch", "inferenceservices.inflight.dev", "team"),
+        ("delete", "inferenceservices.inflight.dev", "team"),
         ("create", "deployments.apps", "team"),
         ("patch", "deployments.apps", "team"),
         ("delete", "networkpolicies.networking.k8s.io", "team"),
@@ -130,8 +133,6 @@ def test_the_operator_may_do_what_it_does(release, api_server, verb, resource, n
     ("verb", "resource", "namespace"),
     [
         ("update", "inferenceservices.inflight.dev", "team"),
-        ("patch", "inferenceservices.inflight.dev", "team"),
-        ("delete", "inferenceservices.inflight.dev", "team"),
         ("get", "secrets", "team"),
         ("list", "secrets", "team"),
         ("watch", "secrets", None),

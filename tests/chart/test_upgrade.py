@@ -100,6 +100,7 @@ def test_services_are_as_they_were_and_valid_after_the_upgrade(previous, cluster
     # Fields that the release before did not have show their defaults, which change nothing.
     spec = service["spec"]
     assert spec.pop("gateway")["enabled"] is False
+    assert spec.pop("disaggregation")["mode"] == "Off"
     spec["scaling"] = {name: spec["scaling"][name] for name in previous["spec"]["scaling"]}
     assert spec["engine"].pop("type") == "inflight"
     assert spec["engine"].pop("plugin") is True

@@ -67,6 +67,16 @@ BAD = {
                 "disaggregation.mode Auto and Fixed need engine.kvCache.swap, such as 4Gi, and prefixCaching",
             ),
             (
+                "of several accelerators",
+                apart({"accelerator": {"count": 2}}),
+                "disaggregation.mode Auto and Fixed are for engines with one accelerator at most",
+            ),
+            (
+                "for those of several accelerators",
+                apart(accelerator={"count": 2}),
+                "disaggregation.mode Auto and Fixed are for engines with one accelerator at most",
+            ),
+            (
                 "while there are no others",
                 apart(scaling={"minReplicas": 0}),
                 "disaggregation.mode Auto and Fixed need scaling.minReplicas of 1 or more",

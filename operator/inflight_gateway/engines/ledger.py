@@ -6,7 +6,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Collection, Sequence
 from heapq import nsmallest
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.engines.account import Account, Sent
@@ -37,6 +37,11 @@ class Candidates(NamedTuple):
 
     loads: list[EndpointLoad]
     replicas: int
+
+
+Part = Literal["every", "answering", "prefill"]
+PARTS: tuple[Part, ...] = ("every", "answering", "prefill")
+"""Parts of a service's endpoints, see `Sets`."""
 
 
 class Sets(NamedTuple):
@@ -76,8 +81,8 @@ class Ledger:
         self._index_memory = IndexMemory()
         self.ranking = Ranking()
         self._sets: dict[ServiceKey, Sets] = {}
-        self._fleets: dict[tuple[ServiceKey, bool], Fleet] = {}
-        """Orders of the replicas of services with more than `MOST_RANKED`, by service and `Endpoint.prefill`."""
+        self._fleets: dict[tuple[ServiceKey, Part], Fleet] = {}
+        """Orders of the replicas of services, or parts of them, with more than `MOST_RANKED`."""
         self._refusals: Timers[str] = Timers(REFUSAL_S)
         """Addresses of endpoints that refused a request within `REFUSAL_S`."""
         self.changed_services: set[ServiceKey] = set()
@@ -93,26 +98,25 @@ class Ledger:
         above: bool = False,
         claimed: int = 0,
         allowed: Collection[str] = (),
-        prefill: bool = False,
+        part: Part = "answering",
     ) -> Candidates:
         """Returns the replicas to rank for a request: all of a service with up to `MOST_RANKED`; of a larger one, those
         with the longest prefix of the prompt and those with the least load, in O(log n).
 
         Args:
-            prefill: those of the prefill set, instead of those that answer.
+            part: which replicas to choose from.
             above: the request's tenant is above its share. Fills in `EndpointLoad.growth`, which takes O(requests in
                 flight) after each sample.
             claimed: slots that such a tenant leaves free, over all replicas.
             allowed: addresses that another gateway allows; empty: all.
         """
-        sets = self.sets(config.key)
-        endpoints = sets.prefill if prefill else sets.answering
+        endpoints: Sequence[Endpoint] = getattr(self.sets(config.key), part)
         index = self._prefixes.get(config.key) if request.prefix else None
         refused = self._refused_at(now)
         chosen: Sequence[Endpoint] = endpoints
         replicas = len(endpoints)
         if replicas > MOST_RANKED and not allowed:
-            fleet = self._fleet(config, endpoints, now, prefill=prefill)
+            fleet = self._fleet(config, endpoints, now, part)
             by_prefix = index.longest(request.prefix, MOST_BY_PREFIX) if index is not None else ()
             leaves = -(-claimed // replicas) if above else None
             skip = request.avoid | refused
@@ -149,16 +153,16 @@ class Ledger:
             known = self._sets[service] = Sets(endpoints, answering, prefill)
         return known
 
-    def _fleet(self, config: ServiceConfig, endpoints: Sequence[Endpoint], now: float, *, prefill: bool) -> Fleet:
+    def _fleet(self, config: ServiceConfig, endpoints: Sequence[Endpoint], now: float, part: Part) -> Fleet:
         """Returns the order of a service's replicas, made again when its endpoints or its configuration changed."""
-        fleet = self._fleets.get((config.key, prefill))
+        fleet = self._fleets.get((config.key, part))
         if fleet is None or fleet.endpoints is not endpoints or fleet.config is not config:
             if fleet is not None:
                 fleet.drop()
             accounts = [self._account(one.address, now) for one in endpoints]
             for account in accounts:
                 account.gone = False
-            fleet = self._fleets[config.key, prefill] = Fleet(config, endpoints, accounts, self.ranking, now)
+            fleet = self._fleets[config.key, part] = Fleet(config, endpoints, accounts, self.ranking, now)
         return fleet
 
     def refused(self, address: str, now: float) -> None:
@@ -296,8 +300,8 @@ class Ledger:
                 index.drop()
                 del self._prefixes[service]
         self._sets.pop(service, None)
-        for prefill in (False, True):
-            fleet = self._fleets.pop((service, prefill), None)
+        for part in PARTS:
+            fleet = self._fleets.pop((service, part), None)
             if fleet is not None:
                 fleet.drop()
         account = self._accounts.get(address)

@@ -7,9 +7,9 @@ from collections.abc import Collection
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.catalog import Catalog
-from inflight_gateway.engines.ledger import Ledger
+from inflight_gateway.engines.ledger import Ledger, Part
 from inflight_gateway.hold.shares import TenantShares
-from inflight_gateway.pick.apart import Way, choose
+from inflight_gateway.pick.apart import Way, handed_over, pays
 from inflight_gateway.pick.late_binding import slots_worth
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.types import Endpoint, Pick, RequestView, ServiceConfig
@@ -61,13 +61,23 @@ class Starter:
     def _pick(
         self, config: ServiceConfig, view: RequestView, allowed: Collection[str], now: float, kept_free: float
     ) -> Way | None:
-        """Picks among the replicas that answer and, for a new request, those of the prefill set."""
-        answering = self._pick_of(config, view, allowed, now, kept_free)
-        apart = config.apart != "Off" and config.continuation and view.attempt == 1 and not allowed
-        if not apart or not self._ledger.sets(config.key).prefill:
-            return answering
-        prefill = self._pick_of(config, view, allowed, now, kept_free, prefill=True)
-        return choose(view, config, answering, prefill)
+        """Picks among the replicas that answer, the prefill set, or both as one set."""
+
+        def pick(part: Part) -> Way | None:
+            return self._pick_of(config, view, allowed, now, kept_free, part)
+
+        if config.apart == "Off" or not self._ledger.sets(config.key).prefill:
+            return pick("answering")
+        if view.handed_over:
+            return pick("answering")
+        if config.apart == "Fixed" and config.continuation and not allowed:
+            way = pick("prefill" if view.attempt == 1 else "answering")
+            return handed_over(way) if way is not None and view.attempt == 1 else way
+        way = pick("every")
+        if way is None or not way.load.endpoint.prefill or not config.continuation or allowed:
+            return way
+        here = pick("answering")
+        return handed_over(way) if here is not None and pays(view, config, way, here) else way
 
     def _pick_of(
         self,
@@ -76,13 +86,12 @@ class Starter:
         allowed: Collection[str],
         now: float,
         kept_free: float,
-        *,
-        prefill: bool = False,
+        part: Part,
     ) -> Way | None:
         above = self.shares.above(view, now)
         below, claimed = self.shares.below(view, now), self.shares.claimed(view.service, now)
         loads, replicas = self._ledger.candidates(
-            *(config, view, now), above=above, claimed=claimed, allowed=allowed, prefill=prefill
+            *(config, view, now), above=above, claimed=claimed, allowed=allowed, part=part
         )
         pick = self._picker.pick(
             *(view, config, loads, now),

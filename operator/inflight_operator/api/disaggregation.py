@@ -13,7 +13,7 @@ from inflight_operator.api.pods.template import PodTemplate
 
 
 class Prefill(SpecModel):
-    """The engines that compute prompts only. In all else they are like those of the service."""
+    """The engines that compute prompts. In all else they are like those of the service."""
 
     min_replicas: int = Field(default=1, ge=1, le=10000, description="Minimum number of their replicas.")
     max_replicas: int | None = Field(
@@ -38,9 +38,9 @@ class Disaggregation(SpecModel):
     mode: Literal["Off", "Auto", "Fixed"] = Field(
         default="Off",
         description="Off (in quotes, or YAML reads it as false): engines compute the prompts of their answers. Auto:"
-        " for each request the gateway decides by cost whether a prefill engine computes the prompt and hands it over,"
-        " so short and cached prompts are computed where they are answered. Fixed: a prefill engine computes every"
-        " prompt, while one takes requests.",
+        " prefill engines and the others take requests as one set; where a prefill engine computed the prompt, the"
+        " gateway decides by cost whether the answer goes on at one of the others. Fixed: a prefill engine computes"
+        " every prompt, while one takes requests, and the others answer.",
     )
     prefill: Prefill = Field(default_factory=Prefill, description="The engines that compute prompts.")
 
@@ -76,6 +76,11 @@ def disaggregation_rules(has_swap: str) -> list[dict[str, Any]]:
             f"({has_swap} && self.engine.kvCache.prefixCaching)",
             "disaggregation.mode Auto and Fixed need engine.kvCache.swap, such as 4Gi, and prefixCaching: engines hand"
             " prompts over as cached blocks in host memory",
+        ),
+        _needs(
+            f"self.accelerator.count <= 1 && {_PREFILL}.?accelerator.?count.orValue(0) <= 1",
+            "disaggregation.mode Auto and Fixed are for engines with one accelerator at most: those with several do not"
+            " hand prompts over",
         ),
         _needs(
             "self.scaling.minReplicas > 0",

@@ -1,103 +1,97 @@
-"""Prefill and decode apart: which prompts are handed over."""
+"""Prefill and decode apart: which answers leave the engine that computed their prompt."""
 
 from dataclasses import replace
 
 import pytest
 
-from inflight_gateway.pick.apart import Way, _moved, choose
+from inflight_gateway.pick.apart import Way, _delay, _moved, handed_over, pays
 from inflight_gateway.pick.picker import Picker
+from inflight_gateway.types import Endpoint
 from tests.gateway.pick.loads import CONFIG, COST, NOW, load, request
 
-AUTO, FIXED = replace(CONFIG, apart="Auto"), replace(CONFIG, apart="Fixed")
-COPIED = replace(COST, copied_token_s=1e-7)
+AUTO = replace(CONFIG, apart="Auto", ttft_s=0.5, tpot_s=0.05)
+COPIED = replace(COST, copied_token_s=2.6e-6)
 
 
-def way(asked, engine, config=AUTO):
-    return Way(Picker().pick(asked, config, [engine], NOW), engine)
+def engine(address, *, share=0.0, answer_tokens=300.0, cost=COPIED, **fields):
+    return load(address, cost=cost, **fields)._replace(prefill_share=share, answer_tokens=answer_tokens)
 
 
-def chosen(asked, answering, prefill, config=AUTO):
-    """Returns where the prompt is computed, and whether the answer goes on elsewhere."""
-    found = choose(asked, config, way(asked, answering), way(asked, prefill))
-    assert (found.pick.reason == "prefill") == found.pick.prefill
-    assert found.pick.endpoints[0] == found.load.endpoint
-    return found.load.endpoint.address, found.pick.prefill
+def way(asked, one, config=AUTO):
+    return Way(Picker().pick(asked, config, [one], NOW), one)
 
 
-def engine(address, *, share=0.0, answer_tokens=300.0, **fields):
-    return load(address, **fields)._replace(prefill_share=share, answer_tokens=answer_tokens)
+def leaves(there, here, asked=None, config=AUTO):
+    asked = asked or request(prompt_tokens=2000)
+    return pays(asked, config, way(asked, there), way(asked, here))
 
 
-def answers(*, share=0.2, **fields):
-    """An engine with forty answers under way."""
-    return engine("answers", share=share, **{"in_flight": 40, "running": 40, "kv_utilization": 0.1, **fields})
+BUSY, FREE = engine("prefill", share=0.8), engine("answers")
 
 
-IDLE = load("prefill")
-HERE, THERE, APART = ("answers", False), ("prefill", False), ("prefill", True)
-PROMPTS = engine("prefill", share=0.7)
-LONG = request(prompt_tokens=8000)
+def test_an_answer_leaves_an_engine_that_is_busy_with_prompts_for_one_that_is_not():
+    assert leaves(BUSY, FREE)
 
 
-def test_a_prompt_that_others_would_wait_for_is_computed_apart_and_its_answer_leaves_the_prompts_that_follow():
-    assert chosen(LONG, answers(), PROMPTS) == APART
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_an_answer_stays_where_few_prompts_follow(share):
+    assert not leaves(engine("prefill", share=share), FREE)
 
 
-def test_an_answer_stays_where_few_prompts_follow():
-    assert chosen(LONG, answers(), engine("prefill", share=0.2)) == THERE
+def test_an_answer_stays_where_the_other_engine_is_as_busy():
+    assert not leaves(BUSY, engine("answers", share=0.8))
+    assert not leaves(BUSY, engine("answers", share=0.7))
 
 
-def test_a_prompt_that_nobody_would_wait_for_is_computed_where_it_is_answered():
-    assert chosen(LONG, engine("answers"), PROMPTS) == HERE
+def test_an_answer_stays_where_it_would_slow_down_many_others():
+    assert leaves(BUSY, engine("answers", in_flight=5, running=5))
+    assert not leaves(BUSY, engine("answers", in_flight=200, running=200, kv_utilization=0.5))
 
 
-def test_a_short_answer_stays_where_its_prompt_is_computed():
-    assert chosen(LONG, answers(answer_tokens=2.0), engine("prefill", share=0.7, answer_tokens=2.0)) == THERE
+def test_a_short_answer_stays():
+    assert not leaves(engine("prefill", share=0.8, answer_tokens=3.0), engine("answers", answer_tokens=3.0))
 
 
-def test_a_short_prompt_is_computed_where_it_is_answered():
-    assert chosen(request(prompt_tokens=100), answers(), PROMPTS) == HERE
+def test_an_answer_stays_where_its_keys_and_values_would_come_too_slowly():
+    assert not leaves(BUSY, engine("answers", peer_slowness=1e4), request(prompt_tokens=50_000))
 
 
-def test_a_cached_prompt_is_computed_where_its_prefix_is():
-    assert chosen(LONG, answers(cached_tokens=7990), PROMPTS) == HERE
+def test_with_a_tighter_target_between_tokens_an_answer_leaves_earlier():
+    half = engine("prefill", share=0.5)
+    assert not leaves(half, FREE, config=replace(AUTO, tpot_s=0.2))
+    assert leaves(half, FREE, config=replace(AUTO, tpot_s=0.01))
 
 
-def test_a_prompt_is_not_computed_by_an_engine_with_a_long_backlog():
+@pytest.mark.parametrize("unknown", ["there", "here"])
+def test_nothing_leaves_before_costs_are_known(unknown):
+    there, here = BUSY, FREE
     asked = request(prompt_tokens=2000)
-    late = Way(replace(way(asked, PROMPTS).pick, predicted_ttft_s=40.0), PROMPTS)
-    assert choose(asked, AUTO, way(asked, answers()), late).load.endpoint.address == "answers"
+    if unknown == "there":
+        there = engine("prefill", share=0.8, cost=None)
+    else:
+        here = engine("answers", cost=None)
+    assert not pays(asked, AUTO, way(asked, there), way(asked, here))
 
 
-def test_an_answer_does_not_leave_where_its_keys_and_values_take_longer_than_prompts_would():
-    assert chosen(LONG, answers(peer_slowness=20.0, cost=COPIED), PROMPTS) == APART
-    assert chosen(LONG, answers(peer_slowness=1e5, cost=COPIED), PROMPTS) != APART
-
-
-def test_where_reading_takes_longer_than_computing_a_hand_over_costs_the_prompt_once_more():
+def test_what_takes_longer_to_read_than_to_compute_costs_the_prompt_once_more():
     asked = request(prompt_tokens=8000)
-    slow = way(asked, answers(peer_slowness=1e5, cost=COPIED))
-    slower = way(asked, answers(peer_slowness=1e9, cost=COPIED))
-    assert _moved(asked, slow, slow.load.sample, COPIED, 0.5) == 41 * 0.5
-    assert _moved(asked, slower, slower.load.sample, COPIED, 0.5) == 41 * 0.5
+    slow, slower = (
+        way(asked, engine("answers", in_flight=40, running=40, peer_slowness=slowness)) for slowness in (1e4, 1e6)
+    )
+    assert _moved(asked, slow) == _moved(asked, slower) == 41 * slow.pick.prefill_s
 
 
-def test_nothing_is_computed_apart_before_costs_are_known():
-    assert chosen(LONG, answers(cost=None), engine("prefill", cost=None)) == HERE
+def test_delays_grow_with_prompts_to_come_and_with_answers_beside():
+    asked = request()
+    alone = _delay(asked, engine("e"))
+    assert alone == 0.0
+    shares = [_delay(asked, engine("e", share=share)) for share in (0.2, 0.5, 0.9, 1.0)]
+    assert alone < shares[0] < shares[1] < shares[2] == shares[3]
+    assert _delay(asked, engine("e", in_flight=10)) == pytest.approx(10 * _delay(asked, engine("e", in_flight=1)))
 
 
-@pytest.mark.parametrize("config", [AUTO, FIXED])
-def test_a_request_goes_to_the_prefill_set_where_no_engine_that_answers_can_start_it(config):
-    asked = request(prompt_tokens=10)
-    assert choose(asked, config, None, way(asked, IDLE)).pick.prefill
-
-
-def test_with_a_full_prefill_set_a_prompt_is_computed_where_it_is_answered_unless_the_mode_is_fixed():
-    answering = way(LONG, answers())
-    assert choose(LONG, AUTO, answering, None) is answering
-    assert choose(LONG, FIXED, answering, None) is None
-    assert choose(LONG, AUTO, None, None) is None
-
-
-def test_fixed_hands_over_every_prompt():
-    assert chosen(request(prompt_tokens=10), engine("answers"), IDLE, FIXED) == APART
+def test_only_engines_of_the_prefill_set_begin_a_request_that_is_handed_over():
+    mixed = way(request(), engine("a"))
+    ends = (Endpoint("a", "a", prefill=True), Endpoint("b", "b"), Endpoint("c", "c", prefill=True))
+    begun = handed_over(mixed._replace(pick=replace(mixed.pick, endpoints=ends))).pick
+    assert ([one.address for one in begun.endpoints], begun.prefill, begun.reason) == (["a", "c"], True, "prefill")

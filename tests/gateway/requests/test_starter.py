@@ -45,28 +45,66 @@ def apart(mode, *, samples=None, **config):
     return Starter(catalog, Picker(), Ledger(catalog.endpoints_of, samples.get, Estimates()))
 
 
-def test_a_new_request_may_go_to_the_prefill_set_and_a_continued_one_never_does():
-    at_first = apart("Fixed").start(request(prompt_tokens=20_000), (), NOW)
-    assert (at_first.prefill, [one.address for one in at_first.endpoints]) == (True, [PREFILLS])
-    moved = request(prompt_tokens=20_000, attempt=2, avoid=frozenset({PREFILLS}), handed_over=True)
-    pick = apart("Auto").start(moved, (), NOW)
-    assert (pick.prefill, {one.address for one in pick.endpoints}) == (False, {ANSWERS, ANSWERS_TOO})
+def addresses(pick):
+    return {one.address for one in pick.endpoints}
+
+
+def test_fixed_has_the_prefill_set_compute_each_prompt_and_the_others_answer():
+    pick = apart("Fixed").start(request(), (), NOW)
+    assert (pick.prefill, pick.reason, addresses(pick)) == (True, "prefill", {PREFILLS})
+    for moved in (request(attempt=2, handed_over=True), request(attempt=2)):
+        pick = apart("Fixed").start(moved, (), NOW)
+        assert (pick.prefill, addresses(pick)) == (False, {ANSWERS, ANSWERS_TOO})
+
+
+def test_auto_uses_all_engines_as_one_set_but_for_what_is_handed_over():
+    pick = apart("Auto").start(request(), (), NOW)
+    assert (pick.prefill, pick.endpoints[0].address, len(pick.endpoints)) == (False, PREFILLS, 3)
+    assert apart("Auto").start(request(attempt=2), (), NOW).endpoints[0].address == PREFILLS
+    moved = apart("Auto").start(request(attempt=2, handed_over=True), (), NOW)
+    assert addresses(moved) == {ANSWERS, ANSWERS_TOO}
+
+
+def test_auto_hands_over_once_the_prefill_set_is_busy_with_prompts():
+    cost = replace(COST, copied_token_s=1e-6)
+    samples = {ANSWERS: sample(running=2, cost=cost), PREFILLS: sample(cost=cost)}
+    starter = apart("Auto", samples=samples)
+    picks = []
+    for number in range(400):
+        name, now = f"r{number}", NOW + number / 20
+        samples[PREFILLS] = sample(cost=cost, at=now)
+        samples[ANSWERS] = sample(running=2, waiting_prompt_tokens=3000, waiting=2, cost=cost, at=now)
+        picks.append(starter.start(request(name, prompt_tokens=1200), (), now))
+        starter.ended(name, now)
+    at_prefills = [pick.prefill for pick in picks if pick.endpoints[0].address == PREFILLS]
+    assert len(at_prefills) > 300
+    assert (at_prefills[0], at_prefills[-1]) == (False, True)
 
 
 @pytest.mark.parametrize(
-    ("mode", "config", "allowed"),
-    [("Off", {}, ()), ("Auto", {"continuation": False}, ()), ("Fixed", {}, (ANSWERS,))],
-    ids=["off", "no continuation", "another gateway allows it"],
+    ("mode", "config", "allowed", "expected"),
+    [
+        ("Off", {}, (), {ANSWERS, ANSWERS_TOO}),
+        ("Auto", {"continuation": False}, (), {ANSWERS, ANSWERS_TOO, PREFILLS}),
+        ("Fixed", {"continuation": False}, (), {ANSWERS, ANSWERS_TOO, PREFILLS}),
+        ("Fixed", {}, (ANSWERS,), {ANSWERS}),
+    ],
+    ids=["off", "auto without continuation", "fixed without continuation", "another gateway allows it"],
 )
-def test_without_a_way_back_prompts_are_computed_where_they_are_answered(mode, config, allowed):
+def test_without_a_way_back_no_answer_leaves(mode, config, allowed, expected):
     pick = apart(mode, **config).start(request(prompt_tokens=20_000), allowed, NOW)
-    assert not pick.prefill
-    assert PREFILLS not in {one.address for one in pick.endpoints}
+    assert (pick.prefill, addresses(pick)) == (False, expected)
 
 
 def test_without_an_engine_of_the_prefill_set_fixed_computes_prompts_where_they_are_answered():
     pick = apart("Fixed", samples={ANSWERS: sample()}).start(request(), (), NOW)
-    assert (pick.prefill, pick.endpoints[0].address) == (False, ANSWERS)
+    assert (pick.prefill, addresses(pick)) == (False, {ANSWERS})
+
+
+def test_with_a_full_prefill_set_fixed_waits():
+    samples = {ANSWERS: sample(), PREFILLS: sample(waiting_prompt_tokens=10**6, waiting=9)}
+    assert apart("Fixed", samples=samples).start(request(), (), NOW) is None
+    assert addresses(apart("Auto", samples=samples).start(request(), (), NOW)) == {ANSWERS, PREFILLS}
 
 
 def test_a_request_that_generates_nothing_does_not_go_to_the_prefill_set():
@@ -110,7 +148,8 @@ def test_the_prompts_sent_to_an_engine_of_the_prefill_set_count_as_its_share_of_
 
     def shares(now):
         return [
-            ledger.candidates(config, request(), now, prefill=side).loads[0].prefill_share for side in (True, False)
+            ledger.candidates(config, request(), now, part=part).loads[0].prefill_share
+            for part in ("prefill", "answering")
         ]
 
     assert shares(NOW) == [0.0, 0.0]

@@ -91,7 +91,8 @@ def test_all_requests_end_and_all_blocks_are_free_in_the_end(mode, pods):
     run = run_fleet(requests, config, [keep])
     assert not np.isnan(run.ttft).any()
     assert not np.isnan(run.tpot).any()
-    assert len(run.reads) == len(run.gaps) > 50
+    assert len(run.reads) == len(run.gaps)
+    assert mode == "Auto" or len(run.reads) > 50
     for pod in keep.fleet.pods:
         assert pod.replica.outstanding == 0
         assert pod.replica.scheduler.kv_usage == 0.0
@@ -126,14 +127,13 @@ def test_a_replica_drains_with_what_it_reads():
     assert run.replicas[-1].existing == 1
 
 
-def test_long_prompts_beside_many_answers_are_handed_over_and_short_ones_alone_are_not():
-    random = np.random.default_rng(1)
-    arrival_s, outputs = np.sort(random.uniform(0, 20, 400)), np.full(400, 200)
-    prompts = np.where(random.random(400) < 0.1, 8000, 20)
-    run = simulate_fleet(Requests(arrival_s, prompts, outputs), apart("Auto"), Fixed(1))
-    assert (run.reads >= 8000 / RATE).sum() > 0.5 * (prompts > 20).sum()
-    short = simulate_fleet(Requests(arrival_s, np.full(400, 4), outputs), apart("Auto"), Fixed(1))
-    assert len(short.reads) == 0
+def test_in_auto_two_sets_with_nothing_to_gain_from_each_other_do_as_well_as_one():
+    requests = random_requests(600, 40, 2, prompt=1500, output=200)
+    one_set = simulate_fleet(requests, replace(apart(), prefill=None), Fixed(4))
+    two_sets = simulate_fleet(requests, apart("Auto", 2), Fixed(2))
+    fixed = simulate_fleet(requests, apart("Fixed", 2), Fixed(2))
+    assert len(two_sets.reads) < 0.02 * 600 < len(fixed.reads)
+    assert two_sets.kept.mean() >= max(one_set.kept.mean(), fixed.kept.mean()) - 0.03
 
 
 def test_the_same_seed_gives_equal_results():

@@ -193,8 +193,8 @@ def _add_gateway_flags(parser: argparse.ArgumentParser) -> None:
     apart.add_argument(
         "--disaggregate",
         choices=("Auto", "Fixed"),
-        help="spec.disaggregation.mode: replicas of a prefill set compute all prompts, or those for which answers wait"
-        " less in sum, and hand the requests over after their first token (default: there is no such set)",
+        help="spec.disaggregation.mode: replicas of a prefill set compute all prompts, or some, and hand requests over"
+        " after their first token, all or where that pays (default: there is no such set)",
     )
     apart.add_argument(
         "--prefill-replicas",
