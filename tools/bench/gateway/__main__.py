@@ -10,7 +10,8 @@ from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
 
-from tools.bench.gateway import isolation, overhead, routing
+from inflight_settings.flag_types import number
+from tools.bench.gateway import apart, isolation, overhead, routing
 from tools.bench.gateway.conversations import turns
 from tools.bench.gateway.overhead import Overhead
 from tools.bench.gateway.routing import POLICIES, Routed
@@ -29,9 +30,12 @@ cache events of the engines, of least requests, of round robin and of a plain Se
 for each; on a quiet machine. --policies gateway-pods,gateway-pods-exact compares the two indexes of prefixes.
 
 isolation: the latency of a tenant with a modest load on a real engine, alone and beside one that floods another pod of
-the gateway, by set-up. About 30 minutes; on a quiet machine."""
+the gateway, by set-up. About 30 minutes; on a quiet machine.
 
-PARTS = ("overhead", "routing", "isolation")
+apart: requests with long and with short prompts of Azure's conversation trace on four real replicas, as one set and as
+a set for prompts and one for answers (spec.disaggregation), in turns. A quarter of an hour; on a quiet machine."""
+
+PARTS = ("overhead", "routing", "isolation", "apart")
 
 VOCAB_SIZE = 49_152
 """Size of the built-in model's vocabulary."""
@@ -69,6 +73,16 @@ def main() -> int:
     parser.add_argument(
         "--arms", default=",".join(isolation.ARMS), metavar="A,B", help="set-ups of isolation (default all)"
     )
+    parser.add_argument(
+        "--apart-rates",
+        type=number(float, 0),
+        nargs=len(apart.SHAPES),
+        default=apart.RATES,
+        metavar="R",
+        help=f"requests a second of apart, with {' and '.join(each.name for each in apart.SHAPES)} prompts; 0: none"
+        f" (default {' '.join(f'{rate:g}' for rate in apart.RATES)})",
+    )
+    parser.add_argument("--apart-rounds", type=number(int, 1), default=2, help="of apart (default %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     arguments = parser.parse_args()
     parts, policies, arms = arguments.parts or PARTS, arguments.policies.split(","), arguments.arms.split(",")
@@ -107,6 +121,13 @@ def main() -> int:
                 )
                 found["isolation"] = [asdict(row) for row in isolated]
                 print("\n".join(isolation.table(isolated)), flush=True)
+            if "apart" in parts:
+                cores, rounds = arguments.replica_cores, arguments.apart_rounds
+                rows = apart.measure(
+                    folder / "apart", apart.loads(arguments.apart_rates), say, cores=cores, rounds=rounds
+                )
+                found["apart"] = [asdict(row) for row in rows]
+                print("\n".join(apart.table(rows)), flush=True)
         except RuntimeError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
