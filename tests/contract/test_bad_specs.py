@@ -819,7 +819,10 @@ def test_a_misspelt_field_is_refused_with_its_name(kubectl):
 GOOD = {
     "the longest name": ("c" * 50, spec()),
     "the longest name of a service with prefill engines": ("c" * 42, apart()),
-    "prefill engines on another accelerator": ("chat", apart({"accelerator": {"count": 2}, "minReplicas": 2})),
+    "prefill engines on another accelerator": (
+        "chat",
+        apart({"accelerator": {"resource": "amd.com/gpu"}, "minReplicas": 2}),
+    ),
     "a Hugging Face model at a revision": (
         "chat",
         {"model": {"source": "hf://Qwen/Qwen3-8B", "revision": "refs/pr/1"}},

@@ -120,7 +120,6 @@ class Account:
             answer_tokens,
             min(loaded_tokens, cached_tokens),
             min(disk_tokens, cached_tokens),
-            prefill_share=self.prefill_share(now),
         )
 
     def take(self, sample: EngineSample) -> None:
@@ -177,6 +176,7 @@ class Account:
         if (at, tokens) in self.since:
             self.since.remove((at, tokens))
             self.since_tokens -= tokens
+            self.flow = max(0.0, self.flow - tokens / FLOW_S)
             self.advance(now)
             self.pending = min(max(0.0, self.pending - tokens), float(self.known))
 

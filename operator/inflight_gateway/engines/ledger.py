@@ -144,6 +144,19 @@ class Ledger:
             ]
         return Candidates([_with_peer(load, request) for load in loads] if request.handed_over else loads, replicas)
 
+    def prefill_share(self, address: str, now: float) -> float:
+        """Returns the share of its recent time that an engine needed for prompts that were sent there, at most 1."""
+        account = self._accounts.get(address)
+        return 0.0 if account is None else account.prefill_share(now)
+
+    def reconfigured(self, service: ServiceKey) -> None:
+        """Drops what is made of a service's configuration, which has changed."""
+        self._sets.pop(service, None)
+        for part in PARTS:
+            fleet = self._fleets.pop((service, part), None)
+            if fleet is not None:
+                fleet.drop()
+
     def sets(self, service: ServiceKey) -> Sets:
         """Returns the endpoints that a service has now, by what they do."""
         endpoints, known = self._endpoints(service), self._sets.get(service)
@@ -299,11 +312,7 @@ class Ledger:
             if not index:
                 index.drop()
                 del self._prefixes[service]
-        self._sets.pop(service, None)
-        for part in PARTS:
-            fleet = self._fleets.pop((service, part), None)
-            if fleet is not None:
-                fleet.drop()
+        self.reconfigured(service)
         account = self._accounts.get(address)
         if account is not None:
             account.gone = True

@@ -82,7 +82,8 @@ class LeadTime:
         Finch 2009, "Incremental calculation of weighted mean and variance"."""
 
     def started(self, request: RequestView, pick: Pick) -> None:
-        if pick.predicted_ttft_s is None or pick.prefill_s is None:
+        # Later attempts have no first token to come, and some read their prompt instead of computing it.
+        if pick.predicted_ttft_s is None or pick.prefill_s is None or request.attempt > 1:
             return
         self.wait_s += _SHARE * (pick.predicted_ttft_s - pick.prefill_s - self.wait_s)
         computed = request.prompt_tokens - pick.cached_tokens

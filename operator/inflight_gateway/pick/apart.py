@@ -39,10 +39,16 @@ MOST_SHARE = 0.9
 
 
 class Way(NamedTuple):
-    """A pick, and the load of its first replica."""
+    """A pick.
+
+    Attributes:
+        load: of its first replica. prefill_share: share of its recent time that this one needed for prompts that this
+            picker sent there.
+    """
 
     pick: Pick
     load: EndpointLoad
+    prefill_share: float = 0.0
 
 
 def handed_over(way: Way) -> Way:
@@ -57,7 +63,7 @@ def pays(request: RequestView, config: ServiceConfig, there: Way, here: Way) -> 
     Args:
         there: pick of an engine of the prefill set. here: pick among the engines that answer.
     """
-    stays, goes = _delay(request, there.load), _delay(request, here.load)
+    stays, goes = _delay(request, there), _delay(request, here)
     moved = _moved(request, here)
     if stays is None or goes is None or moved is None:
         return False  # nothing is measured yet
@@ -65,12 +71,12 @@ def pays(request: RequestView, config: ServiceConfig, there: Way, here: Way) -> 
     return weight * stays > GAIN * (MOVE_S + weight * (moved + goes))
 
 
-def _delay(request: RequestView, load: EndpointLoad) -> float | None:
+def _delay(request: RequestView, way: Way) -> float | None:
     """Returns the delay of an answer by prompts to come, and of others by it, in seconds; None: it is not known."""
-    sample = load.sample
+    load, sample = way.load, way.load.sample
     if sample is None or sample.cost is None:
         return None
-    cost, tokens, share = sample.cost, load.answer_tokens, min(MOST_SHARE, load.prefill_share)
+    cost, tokens, share = sample.cost, load.answer_tokens, min(MOST_SHARE, way.prefill_share)
     step_s = cost.decode_seq_s + cost.decode_kv_token_s * (request.prompt_tokens + tokens / 2)
     beside_s = (load.in_flight + load.others) * tokens * step_s
     return share / (1.0 - share) * tokens / answer_tokens_per_second(sample) + beside_s

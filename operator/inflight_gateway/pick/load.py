@@ -54,7 +54,6 @@ class EndpointLoad(NamedTuple):
         loaded_tokens: those of `cached_tokens` that the engine loads from a tier behind its device.
         disk_tokens: those of `loaded_tokens` that come from a disk.
         peer_tokens: those of `loaded_tokens` that come from another engine.
-        prefill_share: share of its recent time that the engine needed for prompts that this picker sent there.
     """
 
     endpoint: Endpoint
@@ -69,7 +68,6 @@ class EndpointLoad(NamedTuple):
     loaded_tokens: int = 0
     disk_tokens: int = 0
     peer_tokens: int = 0
-    prefill_share: float = 0.0
 
 
 def is_fresh(load: EndpointLoad, now: float) -> bool:

@@ -105,14 +105,16 @@ class Picker:
         if len(ready) < config.max_attempts:
             busy.sort()
         best = ready[0]
-        predicted = None if cost is None else best.ttft_s
+        predicted = latest = None if cost is None else best.ttft_s
+        if cost is not None and request.handed_over:  # what cannot be read is computed
+            latest = best.ttft_s + cost.prefill_seconds(request.prompt_tokens)
         return Pick(
             endpoints=_in_order(
                 config, [usable[rank.place] for rank in [*ready, *busy][: max(1, config.max_attempts)]], loads
             ),
             reason=only or _reason(ready, usable),
             predicted_ttft_s=predicted,
-            first_token_within_s=first_token_within(predicted),
+            first_token_within_s=first_token_within(latest),
             cached_tokens=usable[best.place].cached_tokens,
             scores=best.scores(config.weights),
             prefill_s=None if cost is None else best.own_prefill_s + best.more_steps_s,

@@ -94,6 +94,7 @@ class Attempt:
     Attributes:
         endpoint: engine that has the request, or had it when it failed; empty: none, it was refused.
         refused: engines that refused it before, by their connection or with 503.
+        first_token_within_s: see `Go`.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class Attempt:
         # Kept until the response begins, for another engine or another connection.
         self._request: tuple[bytes, bytes] | None = request
         self._endpoints = list(reversed(go.endpoints))
-        self._first_token_within_s = go.first_token_within_s
+        self.first_token_within_s = go.first_token_within_s
         self._kept = kept
         self._config = config
         self._stream = stream
@@ -232,9 +233,9 @@ class Attempt:
             self._silence_s = tuning.silence_s
         else:
             self._parser = self._reader
-            self._silence_s = max(tuning.mute_s, self._first_token_within_s)
+            self._silence_s = max(tuning.mute_s, self.first_token_within_s)
         self._heard_at = self._begun_at = self._loop.time()
-        self._first_token_by = self._heard_at + self._first_token_within_s
+        self._first_token_by = self._heard_at + self.first_token_within_s
         self._watch(self._overdue_at())
         self._owner.accepted(headers, framed=framed)
         if self._lane is not None:

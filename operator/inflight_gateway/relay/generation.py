@@ -159,8 +159,9 @@ class Generation:
 
     # Attempts.
 
-    def _ask(self) -> None:
-        self._timer = None
+    def _ask(self, *, handed_over: bool = False) -> None:
+        """Asks for an engine. Args: handed_over: that of the attempt before gives its keys and values to the next."""
+        self._stop_timer()
         self._history.begin()
         fields = self._fields
         if self._answer.has_tokens:
@@ -179,7 +180,7 @@ class Generation:
                 tuple(self._history.avoid),
                 self._record.external_id,
                 self._loop.time() - self._request.arrived,
-                handed_over=self._answer.source is not None,
+                handed_over=handed_over,
             ),
             self,
         )
@@ -400,7 +401,7 @@ class Generation:
         if self._attempt is not None and not self._asking and self._may_move():
             self._shared.asks.left(self._record.request_id)
             self._history.moved(self._attempt.endpoint)
-            self._ask()
+            self._ask(handed_over=self._answer.has_tokens and self._answer.source is not None)
 
     def _may_move(self) -> bool:
         return self._may_continue() and not self._answer.all_finished
@@ -413,8 +414,14 @@ class Generation:
         """Goes on at the engine that drains, and asks again later."""
         assert self._attempt is not None
         self._asking, answer = False, self._answer
+        self._stop_timer()
         self._shared.asks.stays(self._record.request_id, self._attempt.endpoint, lambda: answer.num_tokens)
         self._timer = self._loop.call_later(_MOVE_AGAIN_S * random.uniform(0.8, 1.2), self._move)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _leave_draining(self, attempt: Attempt) -> None:
         """Leaves an engine for another one."""
@@ -481,7 +488,11 @@ class Generation:
         self._answering()
         if self._history.number > 1 and (self._answer.has_tokens or status == 503):
             self._attempt.cancel()
-            if status == 503:
+            if status == 400 and self._answer.forget_source():  # an engine of a release that knows none
+                endpoint, within_s = self._attempt.endpoint, self._attempt.first_token_within_s
+                self._attempt = None
+                self.go(Go("", 0, (endpoint,), within_s))
+            elif status == 503:
                 self._failed(Failure.BUSY, retry_after_s=retry_after_seconds(headers))
             elif status in (200, 502, 504):
                 # An engine without support for continuation.
@@ -541,8 +552,7 @@ class Generation:
 
     def _failed(self, failure: Failure, *, retry_after_s: float | None = None, said: ClientError | None = None) -> None:
         now = self._loop.time()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._stop_timer()
         if self._plain is not None and self._answer.advanced:
             self._end(error="engine_lost")
             self._client.abort()

@@ -133,10 +133,14 @@ class Requests:
         if allowed and not self._starter.allowed(ask.service, allowed):
             self._refuse(request, none_allowed(ask.service))
             return
-        refusal = self._admit(request, config, now, always=ask.admitted, among=among)
+        # An answer under way does not wait behind requests without one, nor is it refused.
+        admitted = ask.admitted or ask.handed_over
+        refusal = self._admit(request, config, now, always=admitted, among=among)
+        if ask.handed_over and self._start_now(request, config, now):
+            return
         if refusal is None:
             since = request.since
-            refusal = self._holds.offer(request.view, config, now, since=since, admitted=ask.admitted)
+            refusal = self._holds.offer(request.view, config, now, since=since, admitted=admitted)
             if refusal is not None:
                 self._demand.refused(request.view)
         if refusal is not None:
@@ -147,6 +151,17 @@ class Requests:
             if request.phase is Phase.HELD:
                 reply(Held(ask.id, ask.attempt))
         self._log.decided(self._clock() - now)
+
+    def _start_now(self, request: Request, config: ServiceConfig, now: float) -> bool:
+        """Starts an attempt past the queue, if a replica can start it now; returns whether it did."""
+        if request.view.service in self._settling:
+            return False
+        pick = self._starter.start(request.view, request.allowed, now)
+        if pick is not None:
+            self._starter.shares.arrived(request.view, config, now)
+            self._go(request, pick, now)
+            self._after(request)
+        return pick is not None
 
     def answering(self, request_id: str, attempt: int, address: str, refused: Sequence[str] = ()) -> None:
         """Notes that a replica answers an attempt. Args: refused: addresses that were tried before and refused it."""
@@ -348,6 +363,8 @@ class Requests:
                     self._refuse(request, service_deleted(key))
                 elif request.allowed and not self._starter.allowed(key, request.allowed):
                     self._refuse(request, none_allowed(key))
+        for key in change.services:
+            self._ledger.reconfigured(key)
         for key in deleted:
             self._settling.forget(key)
             self._starter.shares.forget(key)

@@ -62,31 +62,35 @@ class Starter:
         self, config: ServiceConfig, view: RequestView, allowed: Collection[str], now: float, kept_free: float
     ) -> Way | None:
         """Picks among the replicas that answer, the prefill set, or both as one set."""
-
-        def pick(part: Part) -> Way | None:
-            return self._pick_of(config, view, allowed, now, kept_free, part)
-
-        if config.apart == "Off" or not self._ledger.sets(config.key).prefill:
-            return pick("answering")
-        if view.handed_over:
-            return pick("answering")
-        if config.apart == "Fixed" and config.continuation and not allowed:
-            way = pick("prefill" if view.attempt == 1 else "answering")
-            return handed_over(way) if way is not None and view.attempt == 1 else way
-        way = pick("every")
-        if way is None or not way.load.endpoint.prefill or not config.continuation or allowed:
+        rest = allowed, now, kept_free
+        if config.apart == "Off":
+            return self._pick_of(config, view, "answering", *rest)
+        sets, first = self._ledger.sets(config.key), view.attempt == 1
+        two = bool(sets.prefill and sets.answering and config.continuation and not allowed)
+        if two and config.apart == "Fixed":
+            way = self._pick_of(config, view, "prefill" if first else "answering", *rest)
+            return handed_over(way) if first and way is not None else way
+        if two and view.handed_over:
+            return self._pick_of(config, view, "answering", *rest)
+        way = self._pick_of(config, view, "every", *rest)
+        if not two or way is None or not way.load.endpoint.prefill:
             return way
-        here = pick("answering")
-        return handed_over(way) if here is not None and pays(view, config, way, here) else way
+        here = self._pick_of(config, view, "answering", *rest)
+        if here is None or not pays(view, config, self._with_share(way, now), self._with_share(here, now)):
+            return way
+        return handed_over(way)
+
+    def _with_share(self, way: Way, now: float) -> Way:
+        return way._replace(prefill_share=self._ledger.prefill_share(way.load.endpoint.address, now))
 
     def _pick_of(
         self,
         config: ServiceConfig,
         view: RequestView,
+        part: Part,
         allowed: Collection[str],
         now: float,
         kept_free: float,
-        part: Part,
     ) -> Way | None:
         above = self.shares.above(view, now)
         below, claimed = self.shares.below(view, now), self.shares.claimed(view.service, now)
@@ -127,8 +131,11 @@ class Starter:
     def least_requests(self, config: ServiceConfig, allowed: Collection[str] | None) -> Pick | None:
         """Picks by least requests, without late binding; None: there is no endpoint. Args: allowed: None: all that
         answer requests."""
-        every = self._ledger.sets(config.key)
-        endpoints = [*every.answering] if allowed is None else self.allowed(config.key, allowed)
+        if allowed is None:
+            sets = self._ledger.sets(config.key)
+            endpoints = [*(sets.answering if sets.answering or config.apart == "Off" else sets.every)]
+        else:
+            endpoints = self.allowed(config.key, allowed)
         endpoints.sort(key=lambda endpoint: self._ledger.in_flight(endpoint.address))
         return Pick(tuple(endpoints[: config.max_attempts]), "least-requests") if endpoints else None
 

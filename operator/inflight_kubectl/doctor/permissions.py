@@ -38,6 +38,7 @@ OPERATING: tuple[Access, ...] = (
     ("watch", GROUP, "inferenceservices"),
     ("create", GROUP, "inferenceservices"),
     ("patch", GROUP, "inferenceservices"),
+    ("delete", GROUP, "inferenceservices"),
     ("patch", GROUP, "inferenceservices/status"),
     ("update", GROUP, "inferenceservices/finalizers"),
     ("list", "", "pods"),

@@ -233,7 +233,8 @@ def _kept(key: ServiceKey, snapshot: Snapshot, plan: Plan) -> frozenset[Child]:
     kept: set[Child] = {("NetworkPolicy", names.main)}  # every service has one
     if plan.hold_template:
         kept.add(("Deployment", names.main))
-    if snapshot.unread:
+    unread = any(note.startswith("spec.disaggregation") for note in snapshot.unread)
+    if unread or (snapshot.unread and snapshot.service.spec.disaggregation.mode != "Off"):
         kept.add((KIND, names.prefill))
     if plan.front.hold:
         kept.add(("Service", names.main))

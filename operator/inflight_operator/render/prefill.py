@@ -8,6 +8,7 @@ from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import API_VERSION, KIND, child_names
 from inflight_operator.api.disaggregation import Disaggregation
 from inflight_operator.api.gateway import Gateway
+from inflight_operator.api.pods.network import NetworkPolicy
 from inflight_operator.api.resolve import served_name
 from inflight_operator.api.scaling import Targets
 from inflight_operator.api.types import InferenceService
@@ -18,18 +19,20 @@ from inflight_operator.render.service import behind_gateway
 
 def has_prefill(service: InferenceService, settings: Settings) -> bool:
     """Returns True if engines of a second InferenceService compute prompts for the service: nobody would send them any
-    without a gateway."""
-    return service.spec.disaggregation.mode != "Off" and behind_gateway(service, settings)
+    without a gateway, and a service that is stopped by `replicas` 0 has none."""
+    spec = service.spec
+    stopped = spec.scaling.mode == "External" and spec.replicas == 0
+    return spec.disaggregation.mode != "Off" and behind_gateway(service, settings) and not stopped
 
 
 def prefill_service(service: InferenceService) -> Manifest:
     """The InferenceService: the spec of `service`, with the replicas, accelerator and template of its prefill engines.
 
     Engines must know the name that clients put in `model`. What is for clients goes, since only the gateway sends
-    requests: `gateway` and `disaggregation`, which are written as off, so that nobody turns them on; `networkPolicy`
-    and gRPC. So does what would be done twice (`model.prefetch`) or is about other replicas: `replicas` and mode
-    External, `scaling.targets` (the operator decides by the capacity that it measures), `tuning.override`, and the
-    price where the accelerator is another one.
+    requests: `gateway` and `disaggregation`, which are written as off, so that nobody turns them on, and gRPC;
+    `networkPolicy` lets no client in, whether the owner still asks for the set or not. So does what would be done twice
+    (`model.prefetch`) or is about other replicas: `replicas` and mode External, `scaling.targets` (the operator decides
+    by the capacity that it measures), `tuning.override`, and the price where the accelerator is another one.
     """
     spec, given = service.spec, service.spec.disaggregation.prefill
     most = spec.scaling.max_replicas if given.max_replicas is None else given.max_replicas
@@ -44,7 +47,7 @@ def prefill_service(service: InferenceService) -> Manifest:
         "gateway": Gateway(enabled=False),
         "disaggregation": Disaggregation(mode="Off"),
         "cost": spec.cost if given.accelerator is None else None,
-        "network_policy": None,
+        "network_policy": NetworkPolicy(from_=[]),
         "replicas": None,
     }
     # What is unset stays so: an apply must not own what the API server fills in by itself.

@@ -92,7 +92,7 @@ def test_phases_of_the_gateway_run_only_with_the_flag():
     plain, behind = (chosen(parser().parse_args(flags)) for flags in ([], ["--gateway"]))
     assert behind == tuple(PHASES)
     assert set(behind) - set(plain) == {
-        name for name in PHASES if name.startswith(("gateway-", "picker-", "owner-", "handed-"))
+        name for name in PHASES if name.startswith(("gateway-", "picker-", "owner-", "handed-", "prefill-"))
     }
     assert chosen(parser().parse_args(["--phases", "gateway-killed,steady"])) == ("gateway-killed", "steady")
 

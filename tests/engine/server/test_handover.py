@@ -130,7 +130,27 @@ async def test_an_engine_that_drains_tells_a_relay_at_once_that_asks_for_a_hand_
     leave(fake)
     client = relayed(fake, headers=HANDS_OVER, stream=True, temperature=0)
     await until(lambda: ":d" in client.text)
-    assert fake.engine.requests == {} or ":t" not in client.text
+    await until(lambda: fake.engine.requests)
+    fake.engine.report(admitted=[(0, 0, 3)], tokens={0: 97})
+    await until(lambda: "t 0 97" in client.text)
+    name_of(client)
+    assert client.text.index(":d") < client.text.index(":t")
+    assert ":c" not in client.text
+    client.left.set()
+    await client.task
+
+
+@in_virtual_time
+async def test_several_prompts_are_handed_over_once_each_is_computed(keeping):
+    fake = await keeping()
+    client = relayed(fake, headers=HANDS_OVER, prompt=["a", "b"], stream=True, temperature=0)
+    await until(lambda: len(fake.engine.requests) == 2)
+    fake.engine.report(admitted=[(0, 0, 1)], tokens={0: 97})
+    await until(lambda: "t 0 97" in client.text)
+    assert ":d" not in client.text
+    fake.engine.report(admitted=[(1, 1, 1)], tokens={1: 98})
+    await until(lambda: ":d" in client.text)
+    assert ":c 2\n" in client.text
     client.left.set()
     await client.task
 

@@ -58,3 +58,12 @@ def test_prompts_of_one_length_tell_nothing_about_others():
 def test_a_prompt_never_starts_after_its_deadline():
     lead = learned([1000, 20_000] * 50, lambda tokens: 1e-8 * tokens**2)
     assert start(lead, 10) <= 10.0
+
+
+def test_attempts_that_read_their_prompt_teach_nothing():
+    lead = learned([1000] * 50, prefill_s)
+    before = start(lead, 4000)
+    read = Pick((Endpoint("10.0.0.1:8000", "a"),), "", 0.5, cached_tokens=3999, prefill_s=0.04)
+    for _ in range(50):
+        lead.started(RequestView("a", SERVICE, 0.0, prompt_tokens=4000, attempt=2, handed_over=True), read)
+    assert start(lead, 4000) == before

@@ -14,11 +14,13 @@ COPIED = replace(COST, copied_token_s=2.6e-6)
 
 
 def engine(address, *, share=0.0, answer_tokens=300.0, cost=COPIED, **fields):
-    return load(address, cost=cost, **fields)._replace(prefill_share=share, answer_tokens=answer_tokens)
+    """Returns a load, and the share of its time for prompts."""
+    return load(address, cost=cost, **fields)._replace(answer_tokens=answer_tokens), share
 
 
 def way(asked, one, config=AUTO):
-    return Way(Picker().pick(asked, config, [one], NOW), one)
+    known, share = one
+    return Way(Picker().pick(asked, config, [known], NOW), known, share)
 
 
 def leaves(there, here, asked=None, config=AUTO):
@@ -83,11 +85,12 @@ def test_what_takes_longer_to_read_than_to_compute_costs_the_prompt_once_more():
 
 def test_delays_grow_with_prompts_to_come_and_with_answers_beside():
     asked = request()
-    alone = _delay(asked, engine("e"))
+    alone = _delay(asked, way(asked, engine("e")))
     assert alone == 0.0
-    shares = [_delay(asked, engine("e", share=share)) for share in (0.2, 0.5, 0.9, 1.0)]
+    shares = [_delay(asked, way(asked, engine("e", share=share))) for share in (0.2, 0.5, 0.9, 1.0)]
     assert alone < shares[0] < shares[1] < shares[2] == shares[3]
-    assert _delay(asked, engine("e", in_flight=10)) == pytest.approx(10 * _delay(asked, engine("e", in_flight=1)))
+    one, ten = (_delay(asked, way(asked, engine("e", in_flight=count))) for count in (1, 10))
+    assert ten == pytest.approx(10 * one)
 
 
 def test_only_engines_of_the_prefill_set_begin_a_request_that_is_handed_over():

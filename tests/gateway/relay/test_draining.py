@@ -165,3 +165,51 @@ async def test_a_count_that_no_prompt_has_fails_the_attempt(relay, count):
     status, _, body = await relay.post(STREAM)
     assert (status, same(body, STREAM)) == (200, True)
     assert len(relay.engine.seen) == 2
+
+
+async def test_an_engine_that_drains_before_the_first_token_hands_nothing_over(relay):
+    frames = frames_for(STREAM)
+    relay.script(Do(frames=NOTE + frames, hang=len(NOTE)), Do())
+    status, _, body = await relay.post(STREAM)
+    assert (status, same(body, STREAM)) == (200, True)
+    assert [ask.handed_over for ask in relay.picker.asked] == [False, False]
+
+
+async def test_an_engine_that_dies_after_a_hand_over_gives_nothing_to_the_next_one(relay):
+    first = ENDS[7][4]
+    relay.script(Do(frames=drained(STREAM, first), hang=first + len(NOTE)), Do(cut=200), Do())
+    status, _, body = await relay.post(STREAM)
+    assert (status, same(body, STREAM)) == (200, True)
+    assert [ask.handed_over for ask in relay.picker.asked] == [False, True, False]
+
+
+async def test_an_engine_that_refuses_the_name_of_a_source_goes_on_without_it(relay):
+    first = ENDS[7][4]
+    relay.script(Do(frames=drained(STREAM, first), hang=first + len(NOTE)), Do(status=400, body=b"{}"), Do())
+    status, _, body = await relay.post(STREAM)
+    assert (status, same(body, STREAM)) == (200, True)
+    assert sources(relay) == [NAME, None]
+    assert relay.engine.seen[1].address == relay.engine.seen[2].address
+    assert len(relay.picker.asked) == 2
+
+
+async def test_an_engine_that_refuses_the_continuation_itself_ends_the_answer(relay):
+    first = ENDS[7][4]
+    relay.script(Do(frames=drained(STREAM, first), hang=first + len(NOTE)), Do(status=400, body=b"{}"))
+    _, _, body = await relay.post(STREAM)
+    assert b"not_continued" in body
+    assert len(relay.engine.seen) == 3
+
+
+async def test_an_answer_that_stayed_and_then_moved_is_left_where_it_is(relay, monkeypatch):
+    monkeypatch.setattr(generation, "_MOVE_AGAIN_S", 0.05)
+    frames, (first, second) = frames_for(STREAM), ENDS[7][4:6]
+    twice = frames[:first] + NOTE + frames[first:second] + NOTE
+    relay.script(
+        Do(frames=twice, hang=len(twice), split=len(frames[:first] + NOTE), pause_s=0.02),
+        Do(refuse=503),
+        Do(split=30, pause_s=0.02),
+    )
+    status, _, body = await relay.post(STREAM)
+    assert (status, same(body, STREAM)) == (200, True)
+    assert [ask.attempt for ask in relay.picker.asked] == [1, 2, 3]

@@ -564,3 +564,26 @@ def test_a_held_request_whose_stream_broke_is_charged_once():
     assert (account.requests.used, account.in_flight) == (1, 1)
     world.end("a", endpoints=())
     world.assert_empty()
+
+
+def test_an_answer_under_way_passes_the_queue_of_requests_without_a_replica(monkeypatch):
+    world = World(endpoints=1)
+    monkeypatch.setattr(world.holds, "offer", None)
+    (go,) = world.ask("moves", 2, handed_over=True)
+    assert isinstance(go, Go)
+    world.end("moves")
+    world.assert_empty()
+
+
+def test_an_answer_under_way_that_no_replica_can_take_is_held_and_neither_refused_nor_demand():
+    world = World(replace(CONFIG, hold=replace(CONFIG.hold, max_requests=1)))
+    world.ask("waits")
+    (held,) = world.ask("moves", 2, handed_over=True)
+    assert isinstance(held, Held)
+    demand = world.demand.of(KEY)["default"]
+    assert (demand.arrived, demand.refused) == (1, 0)
+    world.endpoints(1)
+    assert isinstance(world.heard("moves")[-1], Go), "where its relay has lost the replica before it stays there"
+    for name in ("waits", "moves"):
+        world.end(name)
+    world.assert_empty()

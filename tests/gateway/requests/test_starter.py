@@ -96,6 +96,28 @@ def test_without_a_way_back_no_answer_leaves(mode, config, allowed, expected):
     assert (pick.prefill, addresses(pick)) == (False, expected)
 
 
+@pytest.mark.parametrize("mode", ["Auto", "Fixed"])
+@pytest.mark.parametrize("asked", [request(), request(attempt=2), request(attempt=2, handed_over=True)])
+def test_without_an_engine_that_answers_the_prefill_set_does(mode, asked):
+    starter = apart(mode, samples={PREFILLS: sample()})
+    pick = starter.start(asked, (), NOW)
+    assert (pick.prefill, addresses(pick)) == (False, {PREFILLS})
+    assert starter.least_requests(starter._catalog.services[CONFIG.key], None) is not None
+
+
+def test_with_mode_off_engines_of_a_prefill_set_that_is_still_there_take_nothing():
+    starter = apart("Off", samples={PREFILLS: sample()})
+    assert starter.start(request(), (), NOW) is None
+    assert starter.least_requests(starter._catalog.services[CONFIG.key], None) is None
+
+
+def test_what_is_read_has_the_time_to_be_computed_before_it_counts_as_late():
+    cost = replace(COST, copied_token_s=1e-7)
+    starter = apart("Auto", samples={ANSWERS: sample(cost=cost)})
+    read = starter.start(request(prompt_tokens=500_000, attempt=2, handed_over=True), (), NOW)
+    assert read.first_token_within_s > 4 * cost.prefill_seconds(500_000)
+
+
 def test_without_an_engine_of_the_prefill_set_fixed_computes_prompts_where_they_are_answered():
     pick = apart("Fixed", samples={ANSWERS: sample()}).start(request(), (), NOW)
     assert (pick.prefill, addresses(pick)) == (False, {ANSWERS})
@@ -144,13 +166,10 @@ def test_of_large_sets_each_is_ordered_by_itself():
 
 def test_the_prompts_sent_to_an_engine_of_the_prefill_set_count_as_its_share_of_time_for_prompts():
     starter = apart("Fixed")
-    config, ledger = starter._catalog.services[CONFIG.key], starter._ledger
+    ledger = starter._ledger
 
     def shares(now):
-        return [
-            ledger.candidates(config, request(), now, part=part).loads[0].prefill_share
-            for part in ("prefill", "answering")
-        ]
+        return [ledger.prefill_share(address, now) for address in (PREFILLS, ANSWERS)]
 
     assert shares(NOW) == [0.0, 0.0]
     for number in range(600):

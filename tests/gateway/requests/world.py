@@ -56,10 +56,22 @@ class World:
         every = [Endpoint(f"10.0.0.{one}:80", "p", prefill=apart and one % 2 == 1) for one in range(count)]
         self.catalog.update(endpoints={self.config.key: every})
 
-    def ask(self, name, attempt=1, *, relay="r0", tenant="", allowed=(), waited_s=0.0, admitted=False, **body):
+    def ask(
+        self,
+        name,
+        attempt=1,
+        *,
+        relay="r0",
+        tenant="",
+        allowed=(),
+        waited_s=0.0,
+        admitted=False,
+        handed_over=False,
+        **body,
+    ):
         """The messages that answer an attempt at once."""
         before = len(self.said)
-        about = {"path": "/v1/completions", "waited_s": waited_s, "admitted": admitted}
+        about = {"path": "/v1/completions", "waited_s": waited_s, "admitted": admitted, "handed_over": handed_over}
         ask = Ask(name, attempt, self.config.key, tenant=tenant, body=Body(**body), **about)
         self.requests.ask(ask, relay, self.said.append, allowed)
         return self.said[before:]

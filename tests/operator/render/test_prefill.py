@@ -97,6 +97,7 @@ def test_it_is_the_service_with_engines_that_only_the_gateway_uses():
             "behavior": {"scaleDown": {"stabilizationWindowSeconds": 60}},
         },
         "gateway": {"enabled": False},
+        "networkPolicy": {"from": []},
         "disaggregation": {"mode": "Off"},
         "cost": {"pricePerReplicaHour": "2"},
         "tuning": {"mode": "Recommend"},
@@ -183,3 +184,11 @@ def test_only_the_gateway_sends_it_requests_and_both_sets_read_blocks_of_each_ot
     assert from_pods(theirs["ingress"], "admin") == ["other", "chat-prefill", "chat"]
     assert from_pods(ours["egress"], 8001) == ["chat", "chat-prefill"]
     assert from_pods(theirs["egress"], 8001) == ["chat-prefill", "chat"]
+
+
+def test_a_service_that_is_stopped_has_none():
+    from inflight_operator.render.prefill import has_prefill
+
+    spec = {**APART, "scaling": {"mode": "External"}}
+    assert not has_prefill(service(spec={**spec, "replicas": 0}), SETTINGS)
+    assert has_prefill(service(spec={**spec, "replicas": 1}), SETTINGS)

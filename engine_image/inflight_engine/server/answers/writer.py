@@ -145,7 +145,7 @@ class AnswerWriter:
         and values.
 
         Args:
-            at_once: with the next data at the latest; otherwise behind the first token.
+            at_once: with the next data at the latest; otherwise behind the first token of each choice.
         """
         self._source, self._source_due = name.encode(), at_once
         if at_once and self._sending is None and not self.complete.done():
@@ -222,7 +222,7 @@ class AnswerWriter:
             self._blocks = b""
         if last:
             chunks.append(await self._end() if error is None else self._error(error))
-        elif self._source and chunks:
+        elif self._source and not self._source_due and all(each.token_ids for each in call.choices):
             chunks.append(b":c %d\n:d %b\n\n" % (call.num_cached_tokens, self._source))
             self._source = b""
         return await self._send_chunks(chunks, last=last)

@@ -148,6 +148,11 @@ class Answer:
         del choice.tokens[max(0, choice.tokens.rfind(b",")) :]
         choice.count -= 1
 
+    def forget_source(self) -> bool:
+        """Goes on without keys and values of another engine; returns whether there was one."""
+        had, self.source, self.cached = self.source is not None, None, None
+        return had
+
     def take(self, notes: Iterable[bytes]) -> Ended | None:
         """Apply the notes of one frame. Returns their information on the end of the response.
 

@@ -35,8 +35,10 @@ class Alone:
 
     def least(self, service: ServiceKey, request_id: str, avoid: Collection[str] = ()) -> list[str]:
         """Returns the addresses of a service's engines, the one with the fewest requests first."""
-        every = self._catalog.endpoints_of(service)
-        answering = [one.address for one in every if not one.prefill] or [one.address for one in every]
+        every, config = self._catalog.endpoints_of(service), self._catalog.services.get(service)
+        answering = [one.address for one in every if not one.prefill]
+        if not answering and config is not None and config.apart != "Off":
+            answering = [one.address for one in every]
         wanted = [address for address in answering if address not in avoid]
         return sorted(wanted, key=lambda one: (self._in_flight(one), crc32(f"{request_id}{one}".encode())))
 
