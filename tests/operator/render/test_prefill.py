@@ -187,8 +187,8 @@ def test_only_the_gateway_sends_it_requests_and_both_sets_read_blocks_of_each_ot
 
 
 def test_a_service_that_is_stopped_has_none():
-    from inflight_operator.render.prefill import has_prefill
+    def kinds(replicas):
+        stopped = {"scaling": {"mode": "External"}, "replicas": replicas}
+        return {one["kind"] for one in render(make(**{**APART, **stopped}), PLAN, GATEWAY)}
 
-    spec = {**APART, "scaling": {"mode": "External"}}
-    assert not has_prefill(service(spec={**spec, "replicas": 0}), SETTINGS)
-    assert has_prefill(service(spec={**spec, "replicas": 1}), SETTINGS)
+    assert kinds(1) - kinds(0) == {"InferenceService"}
