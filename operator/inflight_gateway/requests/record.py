@@ -55,6 +55,7 @@ class Request:
         tokens: output tokens so far, as its relay reports about once a second.
         served: output tokens charged to its tenant's counter; None: adopted, and not known yet.
         expected_output: output tokens of all its choices, as expected when it came.
+        elsewhere: the newest attempt is at an engine of the prefill set, to its end: no demand for those that answer.
         index: of the prefix cache of the replica that was picked last: `EXACT` or `APPROXIMATE`.
     """
 
@@ -72,6 +73,7 @@ class Request:
     tokens: int = 0
     served: int | None = 0
     expected_output: int = 0
+    elsewhere: bool = False
     index: str = APPROXIMATE
     phase: Phase = Phase.AWAITING
 

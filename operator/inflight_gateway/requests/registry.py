@@ -135,6 +135,7 @@ class Requests:
             return
         # An answer under way does not wait behind requests without one, nor is it refused.
         admitted = ask.admitted or ask.handed_over
+        arrives = not admitted and request.admitted is None and request.attempt == 1
         refusal = self._admit(request, config, now, always=admitted, among=among)
         if ask.handed_over and self._start_now(request, config, now):
             return
@@ -142,12 +143,16 @@ class Requests:
             since = request.since
             refusal = self._holds.offer(request.view, config, now, since=since, admitted=admitted)
             if refusal is not None:
+                if arrives:
+                    self._demand.arrived(request.view, request.expected_output)
                 self._demand.refused(request.view)
         if refusal is not None:
             self._refuse(request, refusal)
         else:
             self._starter.shares.arrived(request.view, config, now)
             self._after(request, changed=False)
+            if arrives and not request.elsewhere:
+                self._demand.arrived(request.view, request.expected_output)
             if request.phase is Phase.HELD:
                 reply(Held(ask.id, ask.attempt))
         self._log.decided(self._clock() - now)
@@ -413,8 +418,6 @@ class Requests:
             if isinstance(admitted, Refusal):
                 return admitted
             request.admitted = admitted
-            if not always:
-                self._demand.arrived(request.view, request.expected_output)
         return None
 
     def _go(self, request: Request, pick: Pick, now: float) -> None:
@@ -427,7 +430,9 @@ class Requests:
         exact = self._ledger.exact(request.view.service, pick.endpoints[0].address)
         request.index = EXACT if exact else APPROXIMATE
         self._log.picked(request.view, pick, held_s, request.index)
-        if not pick.prefill:  # the engine that answers is sent the request
+        at_prefill = pick.endpoints[0].prefill
+        request.elsewhere = at_prefill and not pick.prefill
+        if not at_prefill:  # a request that is handed over counts at the engine that answers
             self._demand.sent(request.view, request.expected_output)
         config = self._catalog.services[request.view.service]
         assert request.admitted is not None

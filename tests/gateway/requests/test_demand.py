@@ -77,6 +77,14 @@ def test_a_prompt_that_is_computed_apart_was_sent_when_its_answer_goes_on_elsewh
     assert (go.prefill, demand(world).arrived, demand(world).sent) == (False, 1, 1)
 
 
+def test_a_request_that_the_prefill_set_answers_is_no_demand_for_the_engines_that_answer():
+    world = World(replace(CONFIG, apart="Auto"), endpoints=2)
+    goes = [world.ask(name)[0] for name in ("a", "b")]
+    assert {one.endpoints[0] for one in goes} == {"10.0.0.0:80", "10.0.0.1:80"}
+    assert not any(one.prefill for one in goes)
+    assert (demand(world).arrived, demand(world).sent) == (1, 1)
+
+
 def test_a_request_that_its_relay_started_alone_was_sent():
     world = World()
     world.ask("a", prompt_tokens=30)
