@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -171,6 +172,11 @@ class Endpoint:
     address: str
     pod: str
     prefill: bool = False
+
+
+def answering(endpoints: Sequence[Endpoint], apart: Apart) -> Sequence[Endpoint]:
+    """Returns the endpoints that answer requests: not those of a prefill set, unless there are no others."""
+    return [one for one in endpoints if not one.prefill] or (endpoints if apart != "Off" else ())
 
 
 class GatewayPod(NamedTuple):

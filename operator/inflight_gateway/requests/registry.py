@@ -142,19 +142,17 @@ class Requests:
         if refusal is None:
             since = request.since
             refusal = self._holds.offer(request.view, config, now, since=since, admitted=admitted)
-            if refusal is not None:
-                if arrives:
-                    self._demand.arrived(request.view, request.expected_output)
+            if refusal is None:
+                self._starter.shares.arrived(request.view, config, now)
+                self._after(request, changed=False)
+            else:
                 self._demand.refused(request.view)
-        if refusal is not None:
-            self._refuse(request, refusal)
-        else:
-            self._starter.shares.arrived(request.view, config, now)
-            self._after(request, changed=False)
             if arrives and not request.elsewhere:
                 self._demand.arrived(request.view, request.expected_output)
-            if request.phase is Phase.HELD:
-                reply(Held(ask.id, ask.attempt))
+        if refusal is not None:
+            self._refuse(request, refusal)
+        elif request.phase is Phase.HELD:
+            reply(Held(ask.id, ask.attempt))
         self._log.decided(self._clock() - now)
 
     def _start_now(self, request: Request, config: ServiceConfig, now: float) -> bool:

@@ -12,7 +12,7 @@ from inflight_gateway.hold.shares import TenantShares
 from inflight_gateway.pick.apart import Way, handed_over, pays
 from inflight_gateway.pick.late_binding import slots_worth
 from inflight_gateway.pick.picker import Picker
-from inflight_gateway.types import Endpoint, Pick, RequestView, ServiceConfig
+from inflight_gateway.types import Endpoint, Pick, RequestView, ServiceConfig, answering
 
 _log = logging.getLogger(__name__)
 
@@ -132,8 +132,7 @@ class Starter:
         """Picks by least requests, without late binding; None: there is no endpoint. Args: allowed: None: all that
         answer requests."""
         if allowed is None:
-            sets = self._ledger.sets(config.key)
-            endpoints = [*(sets.answering if sets.answering or config.apart == "Off" else sets.every)]
+            endpoints = [*answering(self._catalog.endpoints_of(config.key), config.apart)]
         else:
             endpoints = self.allowed(config.key, allowed)
         endpoints.sort(key=lambda endpoint: self._ledger.in_flight(endpoint.address))

@@ -12,7 +12,7 @@ from inflight_gateway.link.wire import Ask, Go, Refuse
 from inflight_gateway.tenants import answers
 from inflight_gateway.tenants.answer_lengths import FIRST_ANSWER
 from inflight_gateway.tenants.limits import Accounts, TenantKey, charge_for, share
-from inflight_gateway.types import Finished, RateLimits, Refusal, no_replica, service_deleted
+from inflight_gateway.types import Finished, RateLimits, Refusal, answering, no_replica, service_deleted
 
 
 class Alone:
@@ -35,11 +35,10 @@ class Alone:
 
     def least(self, service: ServiceKey, request_id: str, avoid: Collection[str] = ()) -> list[str]:
         """Returns the addresses of a service's engines, the one with the fewest requests first."""
-        every, config = self._catalog.endpoints_of(service), self._catalog.services.get(service)
-        answering = [one.address for one in every if not one.prefill]
-        if not answering and config is not None and config.apart != "Off":
-            answering = [one.address for one in every]
-        wanted = [address for address in answering if address not in avoid]
+        config = self._catalog.services.get(service)
+        apart = "Off" if config is None else config.apart
+        every = [one.address for one in answering(self._catalog.endpoints_of(service), apart)]
+        wanted = [address for address in every if address not in avoid]
         return sorted(wanted, key=lambda one: (self._in_flight(one), crc32(f"{request_id}{one}".encode())))
 
     def pick(self, ask: Ask, now: float) -> Go | Refuse:
