@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inflight_base.manifest.engines import EngineType
 from inflight_kubectl.load.client import Client
 from inflight_operator.observe.metrics import parse_metrics
 from inflight_settings.limits import Limits, LimitsInForce
@@ -218,7 +219,8 @@ inflight_runtime_config_revision{{model_name="m"}} {revision}.0
 """
 
 
-async def test_the_pilot_tells_the_engine_what_the_operator_decides():
+@pytest.mark.parametrize("engine", [EngineType(), EngineType("vllm", plugin=True)], ids=lambda engine: engine.name)
+async def test_the_pilot_tells_the_engine_what_the_operator_decides(engine):
     """Limits beyond the capacity are what the operator moves at once, without measuring: enough to see the way."""
     start = LimitsInForce(Limits(200, 512), 1)
     applied = [start]
@@ -232,7 +234,8 @@ async def test_the_pilot_tells_the_engine_what_the_operator_decides():
         async def set_limits(self, limits, revision=None):
             applied.append(LimitsInForce(limits, revision))
 
-    pilot = Pilot("inflight", Admin(), Engine("", _pod(8000)), TARGETS, measure.CAPACITY, start, lambda line: None)
+    pod = Engine("", _pod(8000, engine))
+    pilot = Pilot(engine.name, Admin(), pod, TARGETS, measure.CAPACITY, start, lambda line: None)
     for _ in range(3):
         await pilot._round()
     assert applied == [start, LimitsInForce(Limits(128, 512), 2)]

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from inflight_base.manifest.engines import VLLM, EngineType
 from inflight_operator.apply.engines import EngineClient
 from inflight_operator.observe.metrics import Sample, parse_metrics
 from inflight_operator.observe.pods import PodView
@@ -51,26 +52,26 @@ def started(
         f"--max-num-batched-tokens={capacity.max_num_batched_tokens}",
     ]
     environment = {"INFLIGHT_ADMIN_TOKEN": TOKEN, "INFLIGHT_POD_UID": UID}
-    if kind == "vllm":
+    if kind == VLLM:
         flags.append("--scheduling-policy=priority")
         environment["INFLIGHT_TTFT_TARGET"] = str(ttft)
         with served_vllm(log, *flags, say=say, environment=environment, threads=threads) as server:
-            yield Engine(server.url, _pod(server.admin_port))
+            yield Engine(server.url, _pod(server.admin_port, EngineType(VLLM, plugin=True)))
         return
     flags += ["--quantization=int8", f"--ttft-target={ttft}", "--max-queued-requests=100000"]
     if threads is not None:
         flags.append(f"--num-threads={threads}")
     with served_engine(log, *flags, environment=environment) as url:
-        yield Engine(url, _pod(urlsplit(url).port or 0))
+        yield Engine(url, _pod(urlsplit(url).port or 0, EngineType()))
 
 
-def _pod(port: int) -> PodView:
+def _pod(port: int, engine: EngineType) -> PodView:
     now = time.time()
     return PodView(
         name="engine", uid=UID, ip="127.0.0.1", node="this", phase="Running", ready=True, deleting=False, restarts=0,
         image=IMAGE, waiting_reason="", waiting_message="", last_reason="", last_message="", exit_code=None,
         unschedulable="", failure="", running_since=now - 5, last_run=None, ready_since=now, unready_since=None,
-        metrics_port=port, admin_port=port, deletion_cost=0, created=now - 6,
+        metrics_port=port, admin_port=port, deletion_cost=0, created=now - 6, engine=engine,
     )  # fmt: skip
 
 

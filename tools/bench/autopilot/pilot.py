@@ -84,7 +84,7 @@ class Pilot:
         self._engine = engine
         self._say = say
         self._service = service_of(kind, targets, capacity)
-        self._settings = Settings(engine_image=IMAGE)
+        self._settings = Settings(engine_image=IMAGE, plugin_image=IMAGE)
         self._policy = policy_of(self._service, self._settings)
         self._window = Window(_SPAN)
         self._pushes: dict[str, LimitsPush] = {}
