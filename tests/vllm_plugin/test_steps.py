@@ -14,7 +14,7 @@ from inflight_vllm.steps import CostMeter, RequestMeter, StepClock, WorkMeter
 ABORTED = "aborted"
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeRequest:
     """Stands in for vLLM's `Request`."""
 
@@ -23,6 +23,16 @@ class FakeRequest:
     num_computed_tokens: int = 0
     num_output_tokens: int = 0
     status: str = "running"
+    deadline: float = 0.0
+    block_hashes: tuple = ()
+
+    @property
+    def priority(self):
+        return round(1000 * self.deadline)
+
+    @property
+    def arrival_time(self):
+        return self.deadline - 1
 
     def is_finished(self):
         return self.status != "running"

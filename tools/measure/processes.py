@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+_LARGE = 64 << 20
 
 
 def cpu_seconds(stat: str) -> float:
@@ -48,6 +50,20 @@ def family_memory_mib(pid: int) -> float:
         rollup = Path(f"/proc/{each}/smaps_rollup").read_text()
         total += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
     return total / 1024
+
+
+def touch_memory(pid: int) -> None:
+    """Make large private memory of a process and its living descendants resident, as if it had been used before: the
+    first use of 2 MiB takes up to 5 ms in a virtual machine whose host takes back what is free. Nothing may write to it
+    meanwhile."""
+    for each in family(pid):
+        with open(f"/proc/{each}/mem", "r+b", buffering=0) as file:
+            for line in Path(f"/proc/{each}/maps").read_text().splitlines():
+                addresses, rights, _, _, inode, *name = line.split()
+                begin, end = (int(address, 16) for address in addresses.split("-"))
+                if rights == "rw-p" and inode == "0" and not name and end - begin >= _LARGE:
+                    for address in range(begin, end, mmap.PAGESIZE):
+                        os.pwrite(file.fileno(), os.pread(file.fileno(), 1, address), address)
 
 
 def family(pid: int) -> Iterator[int]:

@@ -6,19 +6,22 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter, thread_time
+from time import perf_counter, thread_time, time
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
+from inflight_cost.latest_start import seconds_before_deadline
 from inflight_vllm.board import Board, Report
 from inflight_vllm.guard import Guard
 from inflight_vllm.record import FILE_VARIABLE as RECORD_VARIABLE
 from inflight_vllm.record import open_record
 from inflight_vllm.reports import Reports, Step
+from inflight_vllm.settings import read_settings
 from inflight_vllm.steps import CostMeter, StepClock, WorkMeter
+from inflight_vllm.waiting import DeadlineRequestQueue, WaitingRequest
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -69,6 +72,30 @@ class _Plugin:
         """Note a new request."""
         self._reports.arrived.append(request)
 
+    def latest_start(self, request: WaitingRequest) -> float:
+        """Return the Unix time until which a request can start and have its first token by its deadline."""
+        latest = [request.priority / 1000]
+        self._guard.run(lambda: latest.append(self._predicted_start(request, *latest)))
+        return latest[-1]
+
+    def _predicted_start(self, request: Any, deadline: float) -> float:
+        scheduler, measured = self._scheduler, self._cost.measured
+        # What a connector has of the prompt is not known before vLLM asks it.
+        if measured is None or not measured.good or scheduler.connector is not None:
+            return deadline
+        num_tokens = request.num_prompt_tokens
+        found = scheduler.kv_cache_manager.coordinator.find_longest_cache_hit(request.block_hashes, num_tokens - 1)
+        num_cached: int = found[1]
+        return deadline - seconds_before_deadline(
+            measured.model,
+            deadline - request.arrival_time,
+            computed=num_tokens - num_cached,
+            cached=num_cached,
+            num_running=len(scheduler.running),
+            kv_tokens=self._work.context,
+            max_num_batched_tokens=scheduler.max_num_scheduled_tokens,
+        )
+
     def plan(self, output: SchedulerOutput, began: float) -> None:
         """Note the work of a planned step."""
         work = self._work.work(
@@ -103,16 +130,19 @@ class _Plugin:
             "prefix_caching": bool(config.cache_config.enable_prefix_caching),
         }
         path = os.environ.get(RECORD_VARIABLE)
+        self._cost = CostMeter(compiles=config.device_config.device_type != "cpu", clock=perf_counter)
         self._reports = Reports(
             self.board.report,
             report,
             self._guard,
-            CostMeter(compiles=config.device_config.device_type != "cpu", clock=perf_counter),
+            self._cost,
             aborted=RequestStatus.FINISHED_ABORTED,
             record=open_record(Path(path), report.capacity, sizes) if path else None,
             clock=perf_counter,
         )
         self._reports.start()
+        if report.policy == "priority" and read_settings(os.environ).has_targets:
+            scheduler.waiting = DeadlineRequestQueue(self.latest_start, time)
         log.info("inflight: live limits of this scheduler up to %s", report.capacity)
 
 

@@ -22,8 +22,8 @@ class RequestRules:
     """Checks and changes requests.
 
     vLLM has one number for the order of waiting requests (`--scheduling-policy=priority`), smallest first. With targets
-    of time to first token that is the request's deadline, in milliseconds since 1970, so the earliest deadline goes
-    first; without, it is the number of the request or of its class.
+    of time to first token that is the request's deadline, in milliseconds since 1970 (see `DeadlineRequestQueue`);
+    without, it is the number of the request or of its class.
 
     Args:
         ordered: vLLM orders waiting requests by priority.
@@ -36,8 +36,7 @@ class RequestRules:
         self._target = settings.ttft_target
         self._ordered = ordered
         self._clock = clock
-        targets = [settings.ttft_target, *(each.ttft_target for each in settings.classes.values())]
-        self._by_deadline = ordered and any(target is not None for target in targets)
+        self._by_deadline = ordered and settings.has_targets
 
     def tenant(self, headers: HeaderLists, request_id: str) -> str:
         """Return the tenant of a request; empty without one.

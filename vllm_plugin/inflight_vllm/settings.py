@@ -35,6 +35,11 @@ class PluginSettings:
     ttft_target: float | None
     classes: Mapping[str, ServiceClass]
 
+    @property
+    def has_targets(self) -> bool:
+        """Requests have deadlines."""
+        return self.ttft_target is not None or any(each.ttft_target is not None for each in self.classes.values())
+
 
 def read_settings(environment: Mapping[str, str]) -> PluginSettings:
     """Read the settings; a variable that is unset or empty has its default.

@@ -25,12 +25,16 @@ class ScheduledRequest(Protocol):
 
 class WorkMeter:
     """Work of scheduled steps. Most steps decode the same requests as the step before: their contexts are then one
-    token longer, and only the ids have to be compared."""
+    token longer, and only the ids have to be compared.
+
+    Attributes:
+        context: tokens that the decodes of the latest step read.
+    """
 
     def __init__(self) -> None:
         self._decoding: Mapping[str, int] | None = None
         """Requests of the latest step, if it had decodes only."""
-        self._context = 0
+        self.context = 0
 
     def work(
         self, scheduled: Mapping[str, int], total: int, requests: Mapping[str, ScheduledRequest], *, started: bool
@@ -46,8 +50,8 @@ class WorkMeter:
         decodes = len(scheduled)
         before = None if started else self._decoding
         if total == decodes and before is not None and before.keys() == scheduled.keys():
-            self._context += decodes
-            return StepWork(decodes, 0, self._context, 0)
+            self.context += decodes
+            return StepWork(decodes, 0, self.context, 0)
         decodes = context = prefill = attended = 0
         for request_id, count in scheduled.items():
             request = requests[request_id]
@@ -58,7 +62,7 @@ class WorkMeter:
             else:
                 prefill += count
                 attended += attended_tokens(start, count)
-        self._decoding, self._context = (None if prefill else scheduled), context
+        self._decoding, self.context = (None if prefill else scheduled), context
         return StepWork(decodes, prefill, context, attended)
 
 

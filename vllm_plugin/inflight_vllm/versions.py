@@ -21,8 +21,18 @@ NAMES = {
     "v1/core/sched/scheduler.py": (
         "Scheduler.schedule", "Scheduler.update_from_output", "Scheduler.add_request", "Scheduler.shutdown",
         "Scheduler.requests", "Scheduler.block_size", "Scheduler.vllm_config", "Scheduler.max_num_active_reqs",
-        "Scheduler.max_num_scheduled_tokens",
+        "Scheduler.max_num_scheduled_tokens", "Scheduler.waiting", "Scheduler.running", "Scheduler.connector",
+        "Scheduler.kv_cache_manager",
     ),
+    "v1/core/sched/request_queue.py": tuple(
+        f"RequestQueue.{name}"
+        for name in (
+            "add_request", "pop_request", "peek_request", "prepend_request", "prepend_requests", "remove_request",
+            "remove_requests", "__bool__", "__len__", "__iter__",
+        )
+    ),
+    "v1/core/kv_cache_manager.py": ("KVCacheManager.coordinator",),
+    "v1/core/kv_cache_coordinator.py": ("KVCacheCoordinator.find_longest_cache_hit",),
     "v1/core/sched/output.py": (
         "SchedulerOutput.num_scheduled_tokens", "SchedulerOutput.total_num_scheduled_tokens",
         "SchedulerOutput.scheduled_new_reqs", "SchedulerOutput.scheduled_cached_reqs",
@@ -30,7 +40,8 @@ NAMES = {
     ),
     "v1/request.py": (
         "Request.request_id", "Request.status", "Request.num_prompt_tokens", "Request.num_computed_tokens",
-        "Request.num_output_tokens", "Request.is_finished", "RequestStatus.FINISHED_ABORTED",
+        "Request.num_output_tokens", "Request.is_finished", "Request.priority", "Request.arrival_time",
+        "Request.block_hashes", "RequestStatus.FINISHED_ABORTED",
     ),
     "config/scheduler.py": (
         "SchedulerConfig.scheduler_cls", "SchedulerConfig.async_scheduling", "SchedulerConfig.policy",

@@ -70,7 +70,7 @@ class Offload:
 
     def has(self, block_hash: bytes) -> bool:
         """Return whether the tier has a block with this content."""
-        return self._tier is not None and self._tier.match([block_hash]) > 0
+        return self._tier is not None and len(self._tier.match([block_hash])) > 0
 
     def may_have(self, block_hash: bytes) -> bool:
         """Return whether the tier has a block with this content, or it is on its way there."""
@@ -80,7 +80,7 @@ class Offload:
         """Return the places of leading hashes whose content a plan has copied there, or what was behind the tier."""
         if self._tier is None:
             return []
-        places = self._tier.places(hashes).tolist()
+        places = self._tier.match(hashes).tolist()
         return list(itertools.takewhile(lambda place: place not in self._copies, places))
 
     def content(self, place: int) -> bytes | None:
@@ -91,7 +91,7 @@ class Offload:
         """Predict a `load`: returns its tokens, and the seconds that it takes, 0 where its speed is not known."""
         if self._tier is None or not hashes:
             return 0, 0.0
-        num_tokens = self._tier.match(hashes) * self._block_size
+        num_tokens = len(self._tier.match(hashes)) * self._block_size
         if not num_tokens or not self.pays(num_tokens, num_before):
             return 0, 0.0
         return num_tokens, num_tokens / self.rates.copy if self.rates is not None and self.rates.copy > 0 else 0.0
@@ -105,7 +105,7 @@ class Offload:
         """
         if self._tier is None or not hashes:
             return _NO_PLACES
-        count = self._tier.match(hashes)
+        count = len(self._tier.match(hashes))
         if not count or not self.pays(count * self._block_size, num_before):
             return _NO_PLACES
         places = self._tier.load(hashes[:count])

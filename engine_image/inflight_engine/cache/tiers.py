@@ -36,11 +36,9 @@ class Tier(Protocol):
 
     num_places: int
 
-    def match(self, hashes: Sequence[bytes]) -> int:
-        """Return how many hashes, from the first on, have their content here."""
-
-    def places(self, hashes: Sequence[bytes]) -> BlockIds:
-        """Return the places of those that `match` counts, which may be given up as soon as another method is called."""
+    def match(self, hashes: Sequence[bytes]) -> BlockIds:
+        """Return the places of the hashes, from the first on, that have their content here. They may be given up as
+        soon as another method is called."""
 
     def reserve(self, hashes: Sequence[bytes]) -> tuple[list[int], BlockIds]:
         """Hold places for content that comes; what was there is given up, least recently used first. Content that is
@@ -55,7 +53,7 @@ class Tier(Protocol):
         first. A place whose content has come to another one meanwhile is empty."""
 
     def load(self, hashes: Sequence[bytes]) -> BlockIds:
-        """Hold the places of hashes that `match` has counted."""
+        """Hold the places of hashes that `match` has found."""
 
     def release(self, places: BlockIds) -> None:
         """Hold places no longer. What a `load` has brought to the device comes back when the device evicts it, unless
@@ -83,11 +81,7 @@ class HostTier:
         self.num_places = num_blocks
         self._pool = BlockPool(num_blocks, block_size, events, HOST)
 
-    def match(self, hashes: Sequence[bytes]) -> int:
-        """See `Tier`."""
-        return len(self.places(hashes))
-
-    def places(self, hashes: Sequence[bytes]) -> BlockIds:
+    def match(self, hashes: Sequence[bytes]) -> BlockIds:
         """See `Tier`."""
         return self._pool.match(hashes)
 
@@ -113,7 +107,7 @@ class HostTier:
 
     def load(self, hashes: Sequence[bytes]) -> BlockIds:
         """See `Tier`."""
-        places = self.places(hashes)
+        places = self.match(hashes)
         self._pool.share(places)
         return places
 

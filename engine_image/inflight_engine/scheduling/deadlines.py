@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from math import inf
 
-from inflight_cost.model import CostModel, StepWork
+from inflight_cost.latest_start import seconds_before_deadline
+from inflight_cost.model import CostModel
 from inflight_engine.cache.block_pool import BlockPool
 from inflight_engine.cache.offload import Offload
 from inflight_engine.request import Request
 from inflight_engine.scheduling.config import SchedulerConfig
-
-_OTHERS = 0.2
-"""Margin for other requests, as a share of the target. In simulated fleets under overload 0 keeps 1 to 3 points fewer
-requests in time, and 0.1 nearly as many."""
 
 
 class Deadlines:
@@ -31,10 +28,8 @@ class Deadlines:
         self._per_token = config.ttft_per_token
 
     def latest_start(self, request: Request, num_running: int, max_num_batched_tokens: int) -> float:
-        """Arrival + target - loading what the tier has of the prompt - what computing the rest adds to steps - these
-        steps with the decodes that run: as many as the token budget makes of the rest - what others take of the time:
-        the step under way, and the rest of the last one, full ones both where requests wait, but at most `_OTHERS` of
-        the target. In seconds, on the clock of `Request.arrival_time`; infinite without a target.
+        """Arrival + target - loading what the tier has of the prompt - `seconds_before_deadline` for the rest of it.
+        In seconds, on the clock of `Request.arrival_time`; infinite without a target.
 
         All of it as it is when the request arrives: the cost model, what the prefix cache and the tier have of the
         prompt, the budget and the running requests. A request is in time for no longer than its target, so little of it
@@ -53,10 +48,16 @@ class Deadlines:
         num_cached = len(pool.match(hashes))
         loaded, loading = self.offload.predicted(hashes[num_cached:], num_cached * size)
         cached = num_cached * size + loaded
-        computed = num_tokens - cached
-        num_steps = -(-computed // max_num_batched_tokens)
-        kv_tokens = (pool.num_blocks - pool.num_free) * size
-        decodes = cost.seconds(StepWork(num_running, 0, kv_tokens, 0))
-        full = cost.seconds(StepWork(num_running, max(0, max_num_batched_tokens - num_running), kv_tokens, 0))
-        own = cost.prefill_seconds(computed, cached) + num_steps * decodes
-        return latest - loading - own - min(2 * full, _OTHERS * target)
+        return (
+            latest
+            - loading
+            - seconds_before_deadline(
+                cost,
+                target,
+                computed=num_tokens - cached,
+                cached=cached,
+                num_running=num_running,
+                kv_tokens=(pool.num_blocks - pool.num_free) * size,
+                max_num_batched_tokens=max_num_batched_tokens,
+            )
+        )

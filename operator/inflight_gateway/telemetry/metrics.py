@@ -182,10 +182,6 @@ class _Loads(Collector):
     def __init__(self, loads: Callable[[], Mapping[ServiceKey, ServiceLoad]]) -> None:
         self._loads = loads
 
-    def describe(self) -> list[Metric]:
-        """No samples before the services are known."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         loads = self._loads()
         for name, text, field in (
@@ -202,10 +198,6 @@ class IndexCollector(Collector):
 
     def __init__(self, states: Callable[[], Mapping[tuple[ServiceKey, str], int]]) -> None:
         self._states = states
-
-    def describe(self) -> list[Metric]:
-        """No samples before the services are known."""
-        return []
 
     def collect(self) -> Iterator[Metric]:
         family = GaugeMetricFamily(
@@ -238,10 +230,6 @@ class DiscoveryCollector(Collector):
         self._pods = pods
         self._links = links
         self._problems = problems
-
-    def describe(self) -> list[Metric]:
-        """No samples before the services are known."""
-        return []
 
     def collect(self) -> Iterator[Metric]:
         endpoints = {key: [one.address for one in self._catalog.endpoints_of(key)] for key in self._catalog.services}

@@ -246,8 +246,8 @@ def test_first_limits_that_are_far_off_move_before_a_whole_window_and_later_ones
     full = full_step_seconds(H100, CONVERSATION, moved.limits)
     assert full == pytest.approx(SLO.tpot_p95 * 0.95 * POLICY.early, rel=0.03)
     assert moved.state.tighten == 1
-    few = replace(FINE, first_tokens=POLICY.evidence - 1)
-    assert decide(replace(early, quality=few), far).reason.code == "Measuring"
+    for few in ({"first_tokens": POLICY.early_evidence - 1}, {"load": (POLICY.evidence - 1) / early.span}):
+        assert decide(replace(early, quality=replace(FINE, **few)), far).reason.code == "Measuring"
     assert decide(early, Limits(150, 960)).reason.code == "Measuring"
     assert decide(early, far, replace(FRESH, episode=-50.0)).reason.code == "Measuring"
 

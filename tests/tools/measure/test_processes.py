@@ -11,6 +11,8 @@ from tools.measure.processes import (
     family_memory_mib,
     memory,
     process_cpu,
+    process_memory,
+    touch_memory,
 )
 
 
@@ -47,3 +49,16 @@ def test_a_family_has_the_time_and_memory_of_its_children():
         assert family_cpu(parent.pid) >= alone + of_child
         assert family_memory_mib(parent.pid) > family_memory_mib(child) > 0
         parent.communicate(b"end")
+
+
+def test_touched_memory_is_resident_and_has_what_it_had():
+    command = (
+        "import mmap; own = mmap.mmap(-1, 64 << 20, mmap.MAP_PRIVATE); own[5 << 20] = 7; print(flush=True); input();"
+        "print(own[5 << 20], sum(own[::4096]))"
+    )
+    with subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        before = process_memory(child.pid).now
+        touch_memory(child.pid)
+        assert process_memory(child.pid).now - before >= 60 << 20
+        assert child.communicate(b"\n")[0].split() == [b"7", b"7"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from inflight_operator.observe.metrics import Sample, parse_metrics
 from inflight_operator.observe.pods import PodView
 from inflight_settings.limits import Limits, LimitsInForce
 from tools.bench.vllm_server import served_vllm
+from tools.measure.processes import touch_memory
 from tools.measure.served import served_engine
 
 UID = "bench-autopilot"
@@ -39,7 +41,8 @@ def started(
     kind: str, log: Path, capacity: Limits, ttft: float, threads: int | None, say: Callable[[str], None]
 ) -> Iterator[Engine]:
     """The built-in model while the block runs, started as the operator would for a service with a TTFT target: with
-    8-bit weights by our engine, in bfloat16 by vLLM with the plugin.
+    8-bit weights by our engine, in bfloat16 by vLLM with the plugin. Its memory is resident, as that of an engine which
+    has served before.
 
     Args:
         kind: `inflight` or `vllm`.
@@ -56,12 +59,14 @@ def started(
         flags.append("--scheduling-policy=priority")
         environment["INFLIGHT_TTFT_TARGET"] = str(ttft)
         with served_vllm(log, *flags, say=say, environment=environment, threads=threads) as server:
+            touch_memory(os.getpid())
             yield Engine(server.url, _pod(server.admin_port, EngineType(VLLM, plugin=True)))
         return
     flags += ["--quantization=int8", f"--ttft-target={ttft}", "--max-queued-requests=100000"]
     if threads is not None:
         flags.append(f"--num-threads={threads}")
     with served_engine(log, *flags, environment=environment) as url:
+        touch_memory(os.getpid())
         yield Engine(url, _pod(urlsplit(url).port or 0, EngineType()))
 
 

@@ -57,7 +57,8 @@ class TuningPolicy:
         settled_effect: the same once limits have been settled: variation around the same mean causes no move.
         episode: seconds after the first of several moves until limits count as settled.
         obvious: ratio of the model's values of its limits and of the first ones from which the first move needs no
-            whole window. early: share of the TPOT target that such a move uses.
+            whole window. early: share of the TPOT target that such a move uses. early_evidence: first tokens and
+            finished requests from which it is made; requests that arrived tell as much of the load, `evidence` of them.
         sure_error: error of a cost model up to which its limits are set in one move; above, half of the way at a time.
         loss: share of requests in target that a change may cost, beyond chance.
         missed: share of requests in target below which the limits in force are not worth keeping on most pods.
@@ -81,6 +82,7 @@ class TuningPolicy:
     episode: float = 600.0
     obvious: float = 1.5
     early: float = 0.85
+    early_evidence: int = 8
     sure_error: float = 0.2
     loss: float = 0.05
     missed: float = 0.9

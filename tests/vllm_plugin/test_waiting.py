@@ -1,0 +1,134 @@
+"""The queue of vLLM's waiting requests by deadline."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inflight_vllm.waiting import DeadlineRequestQueue
+
+BEGIN = 2e9
+"""The time of the tests: deadlines are Unix time."""
+
+
+@dataclass(eq=False)
+class Waiting:
+    """A request with a deadline, in seconds since `BEGIN`."""
+
+    deadline: float
+    num_prompt_tokens: int = 100
+    num_output_tokens: int = 0
+    takes: float = 1.0
+    """Seconds before its deadline at which it has to start."""
+
+    @property
+    def priority(self):
+        return round(1000 * (BEGIN + self.deadline))
+
+
+class Queue(DeadlineRequestQueue):
+    """A queue at a time that tests set."""
+
+    def __init__(self, *requests):
+        self.now = 0.0
+        super().__init__(lambda request: request.priority / 1000 - request.takes, lambda: BEGIN + self.now)
+        for request in requests:
+            self.add_request(request)
+
+    def drained(self):
+        return [self.pop_request() for _ in range(len(self))]
+
+
+def test_the_earliest_deadline_is_first():
+    second, first = Waiting(11), Waiting(10)
+    queue = Queue(second, first)
+    assert queue
+    assert list(queue) == [first, second]
+    assert queue.drained() == [first, second]
+    assert not queue
+    for method in (queue.peek_request, queue.pop_request):
+        with pytest.raises(IndexError):
+            method()
+
+
+def test_one_that_can_no_longer_be_in_time_lets_others_pass():
+    late, long, in_time = Waiting(10), Waiting(12, takes=3.0), Waiting(30)
+    queue = Queue(late, long, in_time)
+    queue.now = 9.5
+    assert queue.drained() == [in_time, late, long]
+
+
+def test_late_ones_have_a_share_of_the_work_and_of_the_picks_once_they_are_overdue():
+    late, others = Waiting(10), [Waiting(100 + number) for number in range(60)]
+    queue = Queue(late, *others)
+    queue.now = 20.0
+    assert queue.drained().index(late) == 19, "a twentieth of the tokens"
+    queue = Queue(late, *others)
+    queue.now = 41.0
+    assert queue.drained().index(late) == 4
+
+
+def test_a_preempted_request_goes_on_first():
+    others = [Waiting(10 + number) for number in range(3)]
+    queue = Queue(*others)
+    preempted = Waiting(5, num_output_tokens=7)
+    queue.now = 12.5
+    queue.prepend_request(preempted)
+    assert queue.peek_request() is preempted
+
+
+def test_a_request_without_a_deadline_is_not_late():
+    late, other = Waiting(10), Waiting(-BEGIN)
+    assert other.priority == 0
+    queue = Queue(late, other)
+    queue.now = 12.5
+    assert queue.drained() == [other, late]
+
+
+def test_the_request_that_vllm_looked_at_is_the_one_that_it_takes():
+    """Time passes between the two, and could make it late."""
+    first, second = Waiting(10), Waiting(20)
+    queue = Queue(first, second)
+    assert queue.peek_request() is first
+    queue.now = 9.5
+    assert queue.pop_request() is first
+
+
+def test_what_vllm_put_back_is_at_its_own_place():
+    first, second, third = (Waiting(10 + number) for number in range(3))
+    queue = Queue(first, second, third)
+    skipped = [queue.pop_request(), queue.pop_request()]
+    queue.prepend_requests(reversed(skipped))
+    assert queue.drained() == [first, second, third]
+
+
+ACTIONS = st.lists(st.tuples(st.sampled_from("add pop put-back remove wait".split()), st.integers(0, 40)), max_size=60)
+
+
+@given(ACTIONS)
+def test_no_request_is_lost_or_comes_twice(actions):
+    queue, here, taken = Queue(), set(), []
+    for action, number in actions:
+        if action == "add":
+            one = Waiting(queue.now + number, 1 + number, num_output_tokens=number // 30, takes=number / 10)
+            queue.add_request(one)
+            here.add(one)
+        elif action == "pop" and here:
+            first = queue.peek_request()
+            assert queue.pop_request() is first
+            here.remove(first)
+            taken.append(first)
+        elif action == "put-back":
+            back, taken = taken[: number // 10], taken[number // 10 :]
+            queue.prepend_requests(back)
+            here |= {*back}
+        elif action == "remove":
+            gone = [*here][: number // 10]
+            queue.remove_requests({*gone, *taken})
+            here -= {*gone}
+        elif action == "wait":
+            queue.now += number
+        assert len(queue) == len(here)
+        assert {*queue} == here
+    assert {*queue.drained()} == here
