@@ -82,7 +82,7 @@ class TuningPolicy:
     episode: float = 600.0
     obvious: float = 1.5
     early: float = 0.85
-    early_evidence: int = 8
+    early_evidence: int = 5
     sure_error: float = 0.2
     loss: float = 0.05
     missed: float = 0.9
