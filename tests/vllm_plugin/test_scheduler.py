@@ -239,9 +239,12 @@ def test_what_the_prefix_cache_has_of_a_prompt_takes_no_time(by_deadline, board)
     assert left() == pytest.approx(40.01 + 0.2, abs=0.001), "a fifth of the target is for others"
     by_deadline.kv_cache_manager.found = 4000
     assert left() == pytest.approx(0.01 + 0.2, abs=0.001)
+    request.skip_reading_prefix_cache = True
+    assert left() == pytest.approx(40.01 + 0.2, abs=0.001)
     by_deadline.connector = "may have the prompt too"
     assert left() == pytest.approx(0.0, abs=0.001)
     by_deadline.connector = by_deadline.kv_cache_manager = None
+    request.skip_reading_prefix_cache = False
     assert left() == pytest.approx(0.0, abs=0.001)
     assert "AttributeError" in until(lambda: board().report.read().problem)
 

@@ -25,6 +25,8 @@ class FakeRequest:
     status: str = "running"
     deadline: float = 0.0
     block_hashes: tuple = ()
+    num_preemptions: int = 0
+    skip_reading_prefix_cache: bool = False
 
     @property
     def priority(self):

@@ -18,7 +18,7 @@ class Waiting:
 
     deadline: float
     num_prompt_tokens: int = 100
-    num_output_tokens: int = 0
+    num_preemptions: int = 0
     takes: float = 1.0
     """Seconds before its deadline at which it has to start."""
 
@@ -31,10 +31,14 @@ class Queue(DeadlineRequestQueue):
     """A queue at a time that tests set."""
 
     def __init__(self, *requests):
-        self.now = 0.0
-        super().__init__(lambda request: request.priority / 1000 - request.takes, lambda: BEGIN + self.now)
+        self.now, self.num_predicted = 0.0, 0
+        super().__init__(self.predicted, lambda: BEGIN + self.now)
         for request in requests:
             self.add_request(request)
+
+    def predicted(self, request):
+        self.num_predicted += 1
+        return request.priority / 1000 - request.takes
 
     def drained(self):
         return [self.pop_request() for _ in range(len(self))]
@@ -69,13 +73,15 @@ def test_late_ones_have_a_share_of_the_work_and_of_the_picks_once_they_are_overd
     assert queue.drained().index(late) == 4
 
 
-def test_a_preempted_request_goes_on_first():
-    others = [Waiting(10 + number) for number in range(3)]
-    queue = Queue(*others)
-    preempted = Waiting(5, num_output_tokens=7)
-    queue.now = 12.5
+def test_a_preempted_request_is_at_its_deadline_and_not_late():
+    late, preempted, in_time, later = Waiting(4), Waiting(5), Waiting(20), Waiting(21)
+    queue = Queue(preempted)
+    assert queue.pop_request() is preempted
+    for request in (late, in_time, later):
+        queue.add_request(request)
+    queue.now, preempted.num_preemptions = 12.5, 1
     queue.prepend_request(preempted)
-    assert queue.peek_request() is preempted
+    assert queue.drained() == [preempted, in_time, later, late]
 
 
 def test_a_request_without_a_deadline_is_not_late():
@@ -95,15 +101,38 @@ def test_the_request_that_vllm_looked_at_is_the_one_that_it_takes():
     assert queue.pop_request() is first
 
 
+def test_a_request_that_could_not_start_does_not_keep_others_from_it_once_it_is_late():
+    """vLLM looks at the first request in each step, and leaves it where there is no memory for it."""
+    large, small = Waiting(10), Waiting(20)
+    queue = Queue(large, small)
+    assert queue.peek_request() is large
+    queue.now = 9.5
+    assert queue.peek_request() is small
+
+
+def test_a_request_that_comes_twice_is_here_once():
+    late, other = Waiting(10), Waiting(20)
+    queue = Queue(late, other)
+    queue.now = 9.5
+    assert queue.peek_request() is other
+    queue.add_request(late)
+    assert len(queue) == 2
+    queue.remove_request(late)
+    assert queue.drained() == [other]
+
+
 def test_what_vllm_put_back_is_at_its_own_place():
     first, second, third = (Waiting(10 + number) for number in range(3))
     queue = Queue(first, second, third)
     skipped = [queue.pop_request(), queue.pop_request()]
     queue.prepend_requests(reversed(skipped))
     assert queue.drained() == [first, second, third]
+    assert queue.num_predicted == 3, "once for each"
 
 
-ACTIONS = st.lists(st.tuples(st.sampled_from("add pop put-back remove wait".split()), st.integers(0, 40)), max_size=60)
+ACTIONS = st.lists(
+    st.tuples(st.sampled_from("add pop put-back remove again wait".split()), st.integers(0, 40)), max_size=60
+)
 
 
 @given(ACTIONS)
@@ -111,7 +140,7 @@ def test_no_request_is_lost_or_comes_twice(actions):
     queue, here, taken = Queue(), set(), []
     for action, number in actions:
         if action == "add":
-            one = Waiting(queue.now + number, 1 + number, num_output_tokens=number // 30, takes=number / 10)
+            one = Waiting(queue.now + number, 1 + number, num_preemptions=number // 30, takes=number / 10)
             queue.add_request(one)
             here.add(one)
         elif action == "pop" and here:
@@ -127,6 +156,9 @@ def test_no_request_is_lost_or_comes_twice(actions):
             gone = [*here][: number // 10]
             queue.remove_requests({*gone, *taken})
             here -= {*gone}
+        elif action == "again":
+            for request in [*here][: number // 10]:
+                queue.add_request(request)
         elif action == "wait":
             queue.now += number
         assert len(queue) == len(here)

@@ -75,7 +75,7 @@ class _Plugin:
     def latest_start(self, request: WaitingRequest) -> float:
         """Return the Unix time until which a request can start and have its first token by its deadline."""
         latest = [request.priority / 1000]
-        self._guard.run(lambda: latest.append(self._predicted_start(request, *latest)))
+        self.run(lambda: latest.append(self._predicted_start(request, *latest)))
         return latest[-1]
 
     def _predicted_start(self, request: Any, deadline: float) -> float:
@@ -83,9 +83,10 @@ class _Plugin:
         # What a connector has of the prompt is not known before vLLM asks it.
         if measured is None or not measured.good or scheduler.connector is not None:
             return deadline
-        num_tokens = request.num_prompt_tokens
-        found = scheduler.kv_cache_manager.coordinator.find_longest_cache_hit(request.block_hashes, num_tokens - 1)
-        num_cached: int = found[1]
+        num_tokens, num_cached = request.num_prompt_tokens, 0
+        if not request.skip_reading_prefix_cache:
+            coordinator = scheduler.kv_cache_manager.coordinator
+            num_cached = coordinator.find_longest_cache_hit(request.block_hashes, num_tokens - 1)[1]
         return deadline - seconds_before_deadline(
             measured.model,
             deadline - request.arrival_time,

@@ -41,7 +41,8 @@ NAMES = {
     "v1/request.py": (
         "Request.request_id", "Request.status", "Request.num_prompt_tokens", "Request.num_computed_tokens",
         "Request.num_output_tokens", "Request.is_finished", "Request.priority", "Request.arrival_time",
-        "Request.block_hashes", "RequestStatus.FINISHED_ABORTED",
+        "Request.block_hashes", "Request.num_preemptions", "Request.skip_reading_prefix_cache",
+        "RequestStatus.FINISHED_ABORTED",
     ),
     "config/scheduler.py": (
         "SchedulerConfig.scheduler_cls", "SchedulerConfig.async_scheduling", "SchedulerConfig.policy",

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 from inflight_policies.deadline import DeadlineQueue
 
@@ -22,17 +23,16 @@ class WaitingRequest(Protocol):
 
     priority: int
     num_prompt_tokens: int
-
-    @property
-    def num_output_tokens(self) -> int: ...
+    num_preemptions: int
 
 
 class DeadlineRequestQueue:
     """Takes the place of vLLM's `PriorityRequestQueue`: a `RequestQueue` with the order of `DeadlineQueue`.
 
-    A preempted request keeps its deadline, which is older than others', and is never late: its first token was sent.
-    Nor is one without a deadline; it goes first, as with vLLM's queue. vLLM takes requests that cannot start yet out of
-    the queue, and puts them back at the end of the step; for the share of late requests they count as picked.
+    A preempted request keeps its deadline, and is not late: it was started in time or in its turn, and its stream may
+    have begun. Nor is one without a deadline; it goes first, as with vLLM's queue. vLLM takes requests that cannot
+    start yet out of the queue, and puts them back at the end of the step; for the share of late requests they count as
+    picked.
 
     Args:
         latest_start: of a request that comes, Unix time.
@@ -44,8 +44,10 @@ class DeadlineRequestQueue:
         self._latest_start = latest_start
         self._clock = clock
         self._numbers = itertools.count()
+        self._came: WeakKeyDictionary[WaitingRequest, tuple[int, float]] = WeakKeyDictionary()
+        """Numbers and latest starts of requests, as they were when these came."""
         self._head: WaitingRequest | None = None
-        """The first request, from the moment when vLLM has looked at it."""
+        """The request that vLLM looked at, and takes out next."""
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -54,11 +56,16 @@ class DeadlineRequestQueue:
         return iter(self._queue.firsts(len(self._queue)))
 
     def add_request(self, request: WaitingRequest) -> None:
-        """Put a request in."""
-        may_be_late = request.priority >= _LEAST_DEADLINE_MS and not request.num_output_tokens
-        latest_start = self._latest_start(request) if may_be_late else float("inf")
-        self._queue.push(request, request.priority / 1000, next(self._numbers), latest_start)
-        self._head = None
+        """Put a request in, at its own place; one that is here already stays once."""
+        self.remove_request(request)
+        number, latest_start = self._came.get(request) or (next(self._numbers), float("inf"))
+        if request not in self._came:
+            if request.priority >= _LEAST_DEADLINE_MS:
+                latest_start = self._latest_start(request)
+            self._came[request] = number, latest_start
+        if request.num_preemptions:
+            latest_start = float("inf")
+        self._queue.push(request, request.priority / 1000, number, latest_start)
 
     def prepend_request(self, request: WaitingRequest) -> None:
         """Put a request in, at its own place."""
@@ -75,21 +82,20 @@ class DeadlineRequestQueue:
         Raises:
             IndexError: no request waits.
         """
-        if self._head is None:
-            now = self._clock()
-            self._queue.pass_time(now, now - _OVERDUE_S)
-            self._head = self._queue.head()
+        now = self._clock()
+        self._queue.pass_time(now, now - _OVERDUE_S)
+        self._head = self._queue.head()
         if self._head is None:
             raise IndexError("no request waits")
         return self._head
 
     def pop_request(self) -> WaitingRequest:
-        """Take out the first request.
+        """Take out the request that was looked at last, else the first one.
 
         Raises:
             IndexError: no request waits.
         """
-        request = self.peek_request()
+        request = self._head or self.peek_request()
         self._queue.pick(request)
         self._head = None
         return request

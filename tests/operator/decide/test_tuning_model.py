@@ -248,6 +248,8 @@ def test_first_limits_that_are_far_off_move_before_a_whole_window_and_later_ones
     assert moved.state.tighten == 1
     for few in ({"first_tokens": POLICY.early_evidence - 1}, {"load": (POLICY.evidence - 1) / early.span}):
         assert decide(replace(early, quality=replace(FINE, **few)), far).reason.code == "Measuring"
+    enough = {"first_tokens": POLICY.early_evidence, "load": POLICY.evidence / early.span}
+    assert decide(replace(early, quality=replace(FINE, **enough)), far).changes
     assert decide(early, Limits(150, 960)).reason.code == "Measuring"
     assert decide(early, far, replace(FRESH, episode=-50.0)).reason.code == "Measuring"
 

@@ -122,7 +122,7 @@ def early_move(
 
     if value(modelled_limits(bounds, slo, model, cautious)) <= value(limits) * policy.obvious:
         return None
-    arrived = view.quality.load * view.pods * view.span
+    arrived = round(view.quality.load * view.pods * view.span)
     if view.quality.evidence < policy.early_evidence or arrived < policy.evidence:
         return None
     decision = move_by_model(view, limits, bounds, slo, model, cautious, policy, advise=False)
