@@ -13,7 +13,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
-from inflight_cost.latest_start import seconds_before_deadline
+from inflight_cost.latest_start import latest_start
 from inflight_vllm.board import Board, Report
 from inflight_vllm.guard import Guard
 from inflight_vllm.record import FILE_VARIABLE as RECORD_VARIABLE
@@ -87,8 +87,9 @@ class _Plugin:
         if not request.skip_reading_prefix_cache:
             coordinator = scheduler.kv_cache_manager.coordinator
             num_cached = coordinator.find_longest_cache_hit(request.block_hashes, num_tokens - 1)[1]
-        return deadline - seconds_before_deadline(
+        return latest_start(
             measured.model,
+            deadline,
             deadline - request.arrival_time,
             computed=num_tokens - num_cached,
             cached=num_cached,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from inflight_cost.latest_start import seconds_before_deadline
+from inflight_cost.latest_start import latest_start
 from inflight_cost.model import CostModel
 from inflight_engine.cache.block_pool import BlockPool
 from inflight_engine.cache.offload import Offload
@@ -28,8 +28,8 @@ class Deadlines:
         self._per_token = config.ttft_per_token
 
     def latest_start(self, request: Request, num_running: int, max_num_batched_tokens: int) -> float:
-        """Arrival + target - loading what the tier has of the prompt - `seconds_before_deadline` for the rest of it.
-        In seconds, on the clock of `Request.arrival_time`; infinite without a target.
+        """`latest_start` by arrival + target - loading what the tier has of the prompt, for the rest of it. In seconds,
+        on the clock of `Request.arrival_time`; infinite without a target.
 
         All of it as it is when the request arrives: the cost model, what the prefix cache and the tier have of the
         prompt, the budget and the running requests. A request is in time for no longer than its target, so little of it
@@ -48,16 +48,13 @@ class Deadlines:
         num_cached = len(pool.match(hashes))
         loaded, loading = self.offload.predicted(hashes[num_cached:], num_cached * size)
         cached = num_cached * size + loaded
-        return (
-            latest
-            - loading
-            - seconds_before_deadline(
-                cost,
-                target,
-                computed=num_tokens - cached,
-                cached=cached,
-                num_running=num_running,
-                kv_tokens=(pool.num_blocks - pool.num_free) * size,
-                max_num_batched_tokens=max_num_batched_tokens,
-            )
+        return latest_start(
+            cost,
+            latest - loading,
+            target,
+            computed=num_tokens - cached,
+            cached=cached,
+            num_running=num_running,
+            kv_tokens=(pool.num_blocks - pool.num_free) * size,
+            max_num_batched_tokens=max_num_batched_tokens,
         )
