@@ -61,14 +61,20 @@ def touch_memory(pid: int) -> None:
     never used are written to; nothing may use them for the first time meanwhile. Source: pagemap(5)."""
     for each in family(pid):
         with open(f"/proc/{each}/mem", "r+b", buffering=0) as file, open(f"/proc/{each}/pagemap", "rb", 0) as pages:
-            for line in Path(f"/proc/{each}/maps").read_text().splitlines():
-                addresses, rights, _, _, inode, *name = line.split()
-                begin, end = (int(address, 16) for address in addresses.split("-"))
-                if rights == "rw-p" and inode == "0" and not name and end - begin >= _LARGE:
-                    for address in range(begin, end, mmap.PAGESIZE):
-                        entry = os.pread(pages.fileno(), 8, address // mmap.PAGESIZE * 8)
-                        if not int.from_bytes(entry, sys.byteorder) & _USED:
-                            os.pwrite(file.fileno(), b"\0", address)
+            for region in _large_regions(Path(f"/proc/{each}/maps").read_text()):
+                for address in region:
+                    entry = os.pread(pages.fileno(), 8, address // mmap.PAGESIZE * 8)
+                    if not int.from_bytes(entry, sys.byteorder) & _USED:
+                        os.pwrite(file.fileno(), b"\0", address)
+
+
+def _large_regions(maps: str) -> Iterator[range]:
+    """Yields the addresses of the pages of each large private region without a file. Args: maps: /proc/PID/maps."""
+    for line in maps.splitlines():
+        addresses, rights, _, _, inode, *name = line.split()
+        begin, end = (int(address, 16) for address in addresses.split("-"))
+        if rights == "rw-p" and inode == "0" and not name and end - begin >= _LARGE:
+            yield range(begin, end, mmap.PAGESIZE)
 
 
 def family(pid: int) -> Iterator[int]:

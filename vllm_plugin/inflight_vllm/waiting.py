@@ -58,18 +58,16 @@ class DeadlineRequestQueue:
     def add_request(self, request: WaitingRequest) -> None:
         """Put a request in, at its own place; one that is here already stays once."""
         self.remove_request(request)
-        number, latest_start = self._came.get(request) or (next(self._numbers), float("inf"))
         if request not in self._came:
-            if request.priority >= _LEAST_DEADLINE_MS:
-                latest_start = self._latest_start(request)
-            self._came[request] = number, latest_start
+            has_deadline = request.priority >= _LEAST_DEADLINE_MS
+            latest_start = self._latest_start(request) if has_deadline else float("inf")
+            self._came[request] = next(self._numbers), latest_start
+        number, latest_start = self._came[request]
         if request.num_preemptions:
             latest_start = float("inf")
         self._queue.push(request, request.priority / 1000, number, latest_start)
 
-    def prepend_request(self, request: WaitingRequest) -> None:
-        """Put a request in, at its own place."""
-        self.add_request(request)
+    prepend_request = add_request
 
     def prepend_requests(self, requests: Iterable[WaitingRequest]) -> None:
         """Put requests in, at their own places."""
