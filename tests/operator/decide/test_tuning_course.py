@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -36,10 +37,11 @@ def arrivals(shifted):
     return tuple(made)
 
 
-def driven(engine, arriving, bounds, seconds, tune, error=0.03):
-    """Requests in target by the second of their end, and the times of changes."""
+def driven(engine, arriving, bounds, seconds, tune, error=0.03, first_cost=None):
+    """Requests in target by the second of their end, and the times of changes. The engine reports its true cost, in the
+    first 8 s `first_cost`."""
     slo = Slo(*engine.targets)
-    engine.reported_cost, engine.cost_error = engine.true_cost, error
+    engine.cost_error = error
     limits = Limits(engine.max_num_seqs, engine.max_num_batched_tokens)
     state, window, demand = TuningState(0.0), Window(), DemandHistory()
     upcoming, now, good, changes = iter(arriving), 0.0, [], []
@@ -54,6 +56,7 @@ def driven(engine, arriving, bounds, seconds, tune, error=0.03):
         good.append((now, engine.in_target))
         if not tune:
             continue
+        engine.reported_cost = engine.true_cost if first_cost is None or now > 8.0 else first_cost
         sample = engine.sample()
         window = window.with_samples({"pod": sample}, {"pod"}, engine.time)
         demand = demand.with_samples({"pod": sample}, {}, engine.time)
@@ -168,6 +171,16 @@ def test_on_any_machine_and_load_goodput_is_soon_that_of_the_best_fixed_limits(m
     assert served(good, 60.0, TWO_MINUTES) >= 0.95 * max(served(one, 60.0, TWO_MINUTES) for one in fixed)
     whole = 0.9 if number == 0 else 0.93
     assert served(good, 3.0, TWO_MINUTES) >= whole * max(served(one, 3.0, TWO_MINUTES) for one in fixed)
+
+
+def test_a_first_move_by_a_cost_that_was_too_low_is_corrected_as_soon_as_steps_show_it():
+    engine = ModelEngine(*CPU[:3], *CPU.starts[0], kv_tokens=400_000, targets=CPU.targets, noise=0.1, ordered=True)
+    true = engine.true_cost
+    low = replace(true, decode_seq_s=true.decode_seq_s * 0.6, prefill_token_s=true.prefill_token_s * 0.6)
+    good, changes = driven(engine, requests(CPU, CPU.most * 0.9), CPU.bounds, TWO_MINUTES, True, first_cost=low)
+    fixed = [course_on(CPU, 0.9, 1.0, pair, tune=False) for pair in CPU.sweep]
+    assert changes[:2] == [6.0, 9.0]
+    assert served(good, 3.0, TWO_MINUTES) >= 0.93 * max(served(one, 3.0, TWO_MINUTES) for one in fixed)
 
 
 def test_a_model_that_is_reliable_no_more_is_used_with_the_largest_error_of_a_reliable_one():

@@ -140,6 +140,26 @@ def _outgrown(model: TuningModel, limits: Limits, wanted: Limits, tpot: float) -
     return full(wanted) <= tpot < full(limits)
 
 
+def is_outgrown(
+    view: TuningView,
+    limits: Limits,
+    bounds: LimitsBounds,
+    slo: Slo,
+    model: TuningModel,
+    state: TuningState,
+    policy: TuningPolicy,
+) -> bool:
+    """Returns True if the model, by the steps seen since the move that is being measured, says that full steps clearly
+    miss the TPOT target, and proposes smaller ones that hold it: a first move extrapolates from small steps, and needs
+    no whole window to be corrected."""
+    tpot = slo.tpot_p95
+    if state.move is None or tpot is None or view.quality.evidence < policy.evidence:
+        return False
+    wanted = modelled_limits(bounds, slo, model, state)
+    clear = _outgrown(model, limits, wanted, tpot * (1 + policy.dead_band))
+    return clear and _smaller(limits, wanted)
+
+
 def proves_wrong(
     view: TuningView,
     limits: Limits,
