@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import socket
 import statistics
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from inflight_settings.flag_types import number
+from tools.measure.processes import touch_memory
 from tools.measure.report import cpu_model, say, table
 from tools.measure.served import served_engine
 
@@ -152,7 +154,8 @@ def main() -> None:
             log, environment = Path(folder) / f"{name}.log", {"INFLIGHT_ADMIN_TOKEN": "bench", "INFLIGHT_POD_UID": name}
             engine = served_engine(log, *_FLAGS.split(), "--admin-port", "0", environment=environment)
             urls.append(running.enter_context(engine))
-        measure(urls[0], urls[1], flags.tokens, seed=0)  # the first reads memory that nothing was written to
+        touch_memory(os.getpid())
+        measure(urls[0], urls[1], flags.tokens, seed=0)  # connections and threads begin
         rounds = []
         for seed in range(1, flags.rounds + 1):
             found = measure(urls[0], urls[1], flags.tokens, seed)
