@@ -13,7 +13,7 @@ import torch
 from inflight_engine.execution.attention.base import AttentionBackend
 from inflight_engine.execution.block_copies import DirectCopies, StagedCopies
 from inflight_engine.execution.memory.kv_size import KVCacheSizeError
-from inflight_engine.execution.memory.zeros import give_back, zeros
+from inflight_engine.execution.memory.zeros import TouchedAhead, give_back, zeros
 from inflight_engine.models.parallel import ALONE, Parallel
 from inflight_engine.output import SharedBlocks
 
@@ -27,7 +27,8 @@ class HostCache:
     """Blocks in host memory, and the copies between them and the blocks of an attention backend.
 
     For a GPU the memory is pinned, so copies run at the bus's full speed, and the host waits for none of them. It is
-    registered rather than taken from torch's allocator for pinned memory, which rounds sizes up to a power of two.
+    registered rather than taken from torch's allocator for pinned memory, which rounds sizes up to a power of two. For
+    a CPU it is touched ahead, or copies out of the KV cache would wait for it.
 
     Args:
         num_blocks: 0 for none.
@@ -61,6 +62,7 @@ class HostCache:
             _pin(self._blocks)
             # Not at exit: the driver takes everything back by itself then, and may be gone already.
             weakref.finalize(self, _unpin, self._blocks).atexit = False
+        self._touched = TouchedAhead(self._blocks) if num_blocks and device.type == "cpu" else None
         self._rows = self._blocks.numpy()
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         copies = StagedCopies if num_blocks and device.type == "cuda" else DirectCopies
@@ -124,6 +126,8 @@ class HostCache:
 
     def free(self) -> None:
         """Give the memory back; the blocks are zeros then. For a CPU's cache: what is pinned cannot be given back."""
+        if self._touched is not None:
+            self._touched.stop()
         give_back(self._blocks)
 
     def _seconds_to_copy_out(self, blocks: Sequence[int]) -> float:

@@ -1,12 +1,14 @@
-"""Memory for caches costs nothing before it is used."""
+"""Memory for caches costs nothing before it is used, or is touched ahead."""
 
+import platform
 import re
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from inflight_engine.execution.memory.zeros import give_back, zeros
+from inflight_engine.execution.memory.zeros import TouchedAhead, give_back, zeros
 
 CPU = torch.device("cpu")
 
@@ -39,6 +41,33 @@ def test_given_back_pages_are_free_and_zero_again_at_the_same_addresses():
     cache[1] = 2.0
     assert view[0, 1] == 2.0
     give_back(zeros((0, 4), torch.float32, CPU))
+
+
+@pytest.mark.skipif(
+    tuple(map(int, re.findall(r"\d+", platform.release())[:2])) < (5, 14), reason="madvise(2) of Linux 5.14"
+)
+def test_pages_touched_ahead_are_there_and_keep_what_they_hold():
+    cache = zeros((64, 1 << 20), torch.float32, CPU)
+    cache[0] = 1.0
+    before = resident_bytes()
+    touched = TouchedAhead(cache)
+    end = time.monotonic() + 60
+    while resident_bytes() - before < 240 << 20 and time.monotonic() < end:
+        time.sleep(0.05)
+    assert resident_bytes() - before > 240 << 20
+    assert cache[0].all()
+    assert not cache[1:].any()
+    touched.stop()
+
+
+def test_memory_that_is_given_back_while_it_is_touched_ahead_stays_free():
+    cache = zeros((64, 1 << 20), torch.float32, CPU)
+    touched = TouchedAhead(cache)
+    touched.stop()
+    give_back(cache)
+    free = resident_bytes()
+    time.sleep(0.1)
+    assert resident_bytes() - free < 1 << 20
 
 
 def test_a_cache_larger_than_there_is_address_space_says_what_to_lower():
