@@ -13,7 +13,10 @@ from tools.localcluster.layout import REPOSITORY, current
 from tools.measure.served import free_port, process, wait_ready
 
 READY_SECONDS = 300.0
-PLUGIN = ("--scheduler-cls=inflight_vllm.scheduler.LiveScheduler", "--middleware=inflight_vllm.middleware.Inflight")
+PLUGIN = (
+    "--scheduler-cls=inflight_vllm.scheduler.LiveScheduler", "--middleware=inflight_vllm.middleware.Inflight",
+    "--worker-cls=inflight_vllm.cpu_worker.SeededWorker",
+)  # fmt: skip
 PLUGIN_PATH = tuple(str(REPOSITORY / folder) for folder in ("vllm_plugin", "common"))
 """Where the plugin's packages are in this repository."""
 

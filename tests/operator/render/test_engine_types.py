@@ -65,6 +65,12 @@ def test_the_command_of_vllm_for_a_service_of_four_lines():
     ]
 
 
+def test_on_a_cpu_the_plugin_has_a_worker_too():
+    worker = "--worker-cls=inflight_vllm.cpu_worker.SeededWorker"
+    assert worker in container(engine=vllm(), accelerator={"count": 0})["command"]
+    assert worker not in container(engine=vllm(plugin=False), accelerator={"count": 0})["command"]
+
+
 def test_every_field_that_vllm_has_reaches_its_command():
     engine = vllm(
         plugin=False,

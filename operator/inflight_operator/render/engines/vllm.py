@@ -135,17 +135,18 @@ def vllm_command(service: InferenceService, observability: EngineObservability) 
         *([] if cache.prefix_caching else ["--no-enable-prefix-caching"]),
         # vLLM ends requests in flight at SIGTERM unless it has time for them.
         f"--shutdown-timeout={_drain_seconds(spec)}",
-        *(_plugin_flags() if engine.plugin else []),
+        *(_plugin_flags(spec) if engine.plugin else []),
         *vllm_trace_flags(observability),
         *kv_events_flags(service),
         *engine.extra_args,
     ]
 
 
-def _plugin_flags() -> list[str]:
+def _plugin_flags(spec: InferenceServiceSpec) -> list[str]:
     return [
         "--scheduler-cls=inflight_vllm.scheduler.LiveScheduler",
         "--middleware=inflight_vllm.middleware.Inflight",
+        *([] if spec.accelerator.count else ["--worker-cls=inflight_vllm.cpu_worker.SeededWorker"]),
     ]
 
 
