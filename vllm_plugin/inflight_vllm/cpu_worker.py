@@ -10,8 +10,8 @@ from inflight_vllm.seeds import kept_of_unfinished_prompts
 
 
 class SeededWorker(CPUWorker):  # type: ignore[misc]
-    """vLLM's worker, which a request with a seed does not end when its prompt is computed in pieces: small limits of
-    tokens make that common."""
+    """vLLM's CPU worker that survives a request with a seed whose prompt is computed in pieces: small limits of tokens
+    make that common."""
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         """Sample as vLLM does."""

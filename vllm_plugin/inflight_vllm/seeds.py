@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -14,17 +14,16 @@ def kept_of_unfinished_prompts(runner: Any) -> Iterator[None]:
     """While the block runs, a `GPUModelRunner` draws no random numbers with the generators of requests whose prompts
     are not computed to their end: what it samples for them is not used.
 
-    vLLM draws, and turns the generator back by its offset, which that of a CPU does not have: the server ends. What a
-    vLLM that is not known calls otherwise is left as it is.
+    vLLM draws, and turns the generator back by its offset, which that of a CPU does not have: the server ends. Runners
+    without these attributes are left as they are.
     """
-    try:
-        batch = runner.input_batch
-        rows = np.flatnonzero(runner.discard_request_mask.np[: batch.num_reqs]).tolist()
-        kept = {row: batch.generators.pop(row) for row in rows if row in batch.generators}
-    except AttributeError:
-        yield
-        return
+    kept = {}
+    with suppress(AttributeError):
+        generators = runner.input_batch.generators
+        rows = np.flatnonzero(runner.discard_request_mask.np[: runner.input_batch.num_reqs]).tolist()
+        kept = {row: generators.pop(row) for row in rows if row in generators}
     try:
         yield
     finally:
-        batch.generators.update(kept)
+        if kept:
+            generators.update(kept)

@@ -27,8 +27,7 @@ class HostCache:
     """Blocks in host memory, and the copies between them and the blocks of an attention backend.
 
     For a GPU the memory is pinned, so copies run at the bus's full speed, and the host waits for none of them. It is
-    registered rather than taken from torch's allocator for pinned memory, which rounds sizes up to a power of two. For
-    a CPU it is touched ahead, or copies out of the KV cache would wait for it.
+    registered rather than taken from torch's allocator for pinned memory, which rounds sizes up to a power of two.
 
     Args:
         num_blocks: 0 for none.
@@ -62,7 +61,7 @@ class HostCache:
             _pin(self._blocks)
             # Not at exit: the driver takes everything back by itself then, and may be gone already.
             weakref.finalize(self, _unpin, self._blocks).atexit = False
-        self._touched = TouchedAhead(self._blocks) if num_blocks and device.type == "cpu" else None
+        self._touched: TouchedAhead | None = None
         self._rows = self._blocks.numpy()
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         copies = StagedCopies if num_blocks and device.type == "cuda" else DirectCopies
@@ -123,6 +122,12 @@ class HostCache:
         self._copies.copy_in(blocks, blocks)
         fastest = min(self._seconds_to_copy_out(blocks) for _ in range(_MEASURED_COPIES))
         return len(blocks) * self._block_size / fastest
+
+    def touch_ahead(self) -> None:
+        """Begin to take memory for a CPU's cache from the system, or copies would wait for it. Call it when no step and
+        no copy is timed."""
+        if self.num_blocks and self._device.type == "cpu":
+            self._touched = TouchedAhead(self._blocks)
 
     def free(self) -> None:
         """Give the memory back; the blocks are zeros then. For a CPU's cache: what is pinned cannot be given back."""

@@ -98,6 +98,29 @@ def test_the_measured_rate_is_that_of_the_copies(kind, config, monkeypatch):
     assert host.measure_copy_rate(BLOCKS) == pytest.approx(5 * BLOCK_SIZE / 0.2)
 
 
+def test_memory_is_touched_ahead_on_request_and_not_any_more_once_it_is_given_back(config, monkeypatch):
+    steps = []
+
+    class Recorded:
+        def __init__(self, cache):
+            steps.append(("touch", cache.nbytes))
+
+        def stop(self):
+            steps.append("stop")
+
+    monkeypatch.setattr("inflight_engine.execution.host_cache.TouchedAhead", Recorded)
+    monkeypatch.setattr("inflight_engine.execution.host_cache.give_back", lambda _: steps.append("give back"))
+    size = block_bytes(config)
+    host = HostCache(4, BLOCK_SIZE, size, CPU, filled(TorchSdpaBackend, config)[0])
+    assert steps == []
+    host.touch_ahead()
+    host.free()
+    assert steps == [("touch", host._blocks.nbytes), "stop", "give back"]
+    none = HostCache(0, BLOCK_SIZE, size, CPU, filled(TorchSdpaBackend, config)[0])
+    none.touch_ahead()
+    assert len(steps) == 3
+
+
 @each_backend
 def test_a_swapped_out_request_continues_as_if_it_had_never_left(kind, tmp_path):
     """Greedy, and drawn: with every block overwritten by others while it is away, at other places afterwards."""

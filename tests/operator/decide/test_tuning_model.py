@@ -254,6 +254,42 @@ def test_first_limits_that_are_far_off_move_before_a_whole_window_and_later_ones
     assert decide(early, far, replace(FRESH, episode=-50.0)).reason.code == "Measuring"
 
 
+SLOWER = replace(MODEL, replica=replace(H100, cost=CostModel(5.5e-3, 15e-6, 60e-6, 0.09e-6, 2.1e-9)))
+"""The model after the steps of a first move: twice the cost of each token."""
+
+
+def test_a_move_is_corrected_before_its_window_is_over_where_the_steps_since_show_that_it_was_too_large():
+    moved = decide(seen(5.0, span=5.0), Limits(8, 512)).state
+    to, early = moved.move.to, seen(12.0, span=4.0)
+    corrected = decide(early, to, moved, model=SLOWER)
+    limits, move = corrected.limits, corrected.state.move
+    assert full_step_seconds(SLOWER.replica, CONVERSATION, limits) < SLO.tpot_p95
+    assert all(limits.get(knob) < to.get(knob) for knob in KNOBS)
+    # The service before the first move remains the comparison.
+    assert (move.frm, move.before, move.to, move.started) == (Limits(8, 512), moved.move.before, limits, 12.0)
+    few = replace(early, quality=replace(FINE, finished=POLICY.evidence - 1))
+    assert decide(few, to, moved, model=SLOWER).reason.code == "Measuring"
+    assert decide(early, to, moved).reason.code == "Measuring"  # the model is as it was
+    assert decide(early, to, moved, model=SLOWER, mode=TuningMode.RECOMMEND).changes == ()
+    later = replace(moved, window_start=5.0)
+    assert decide(seen(25.0), to, later, model=SLOWER).reason.code == "Kept"
+
+
+def test_limits_on_the_way_to_others_are_not_corrected_by_the_model_that_chose_them():
+    unsure = replace(MODEL, error=0.25)
+    moved = decide(seen(100.0), Limits(512, 8192), model=unsure)
+    assert full_step_seconds(H100, CONVERSATION, moved.limits) > SLO.tpot_p95 * (1 + POLICY.dead_band)
+    assert decide(seen(110.0, span=4.0), moved.limits, moved.state, model=unsure).reason.code == "Measuring"
+
+
+def test_a_canary_is_not_corrected():
+    pods = {"a": FINE, "b": FINE}
+    moved = decide(seen(100.0, pods=pods), BAD).state
+    assert moved.canary is not None
+    decision = decide(seen(110.0, span=4.0, pods=pods), BAD, moved, model=SLOWER)
+    assert (decision.reason.code, decision.state.canary) == ("Measuring", moved.canary)
+
+
 def test_before_a_whole_window_limits_that_cannot_move_leave_the_window_as_it_is():
     one_or_two = LimitsBounds(Limits(1, 64), Limits(2, 512))
     decision = decide(seen(5.0, span=5.0), Limits(1, 512), model=replace(MODEL, error=0.25), bounds=one_or_two)

@@ -131,16 +131,7 @@ def early_move(
     return replace(decision, state=decision.state.corrected_as(state))
 
 
-def _outgrown(model: TuningModel, limits: Limits, wanted: Limits, tpot: float) -> bool:
-    """Returns True if full steps miss the TPOT target with these limits, and hold it with the wanted limits."""
-
-    def full(pair: Limits) -> float:
-        return full_step_seconds(model.replica, model.workload, pair)
-
-    return full(wanted) <= tpot < full(limits)
-
-
-def is_outgrown(
+def corrected_move(
     view: TuningView,
     limits: Limits,
     bounds: LimitsBounds,
@@ -148,16 +139,32 @@ def is_outgrown(
     model: TuningModel,
     state: TuningState,
     policy: TuningPolicy,
-) -> bool:
-    """Returns True if the model, by the steps seen since the move that is being measured, says that full steps clearly
-    miss the TPOT target, and proposes smaller ones that hold it: a first move extrapolates from small steps, and needs
-    no whole window to be corrected."""
-    tpot = slo.tpot_p95
-    if state.move is None or tpot is None or view.quality.evidence < policy.evidence:
-        return False
+) -> TuningDecision | None:
+    """Returns smaller limits in place of a move that is being measured on all pods, if the model has changed since, and
+    says now that full steps clearly miss the TPOT target: a first move extrapolates from small steps, and needs no
+    whole window to be corrected. What was before that move remains the comparison. None: it does not say so, or too
+    few requests were seen."""
+    move, tpot = state.move, slo.tpot_p95
+    if move is None or move.canary is not None or tpot is None or view.quality.evidence < policy.evidence:
+        return None
     wanted = modelled_limits(bounds, slo, model, state)
     clear = _outgrown(model, limits, wanted, tpot * (1 + policy.dead_band))
-    return clear and _smaller(limits, wanted)
+    if not (clear and _differs(move.wanted, wanted) and _smaller(limits, wanted)):
+        return None
+    decision = move_by_model(view, limits, bounds, slo, model, replace(state, move=None), policy, advise=False)
+    if decision.state.move is None:
+        return None
+    again = replace(decision.state.move, frm=move.frm, before=move.before, pods=move.pods)
+    return replace(decision, state=replace(decision.state, move=again))
+
+
+def _outgrown(model: TuningModel, limits: Limits, wanted: Limits, tpot: float) -> bool:
+    """Returns True if full steps miss the TPOT target with these limits, and hold it with the wanted limits."""
+
+    def full(pair: Limits) -> float:
+        return full_step_seconds(model.replica, model.workload, pair)
+
+    return full(wanted) <= tpot < full(limits)
 
 
 def proves_wrong(

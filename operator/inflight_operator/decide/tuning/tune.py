@@ -12,9 +12,9 @@ from enum import StrEnum
 
 from inflight_operator.decide.decision import Reason
 from inflight_operator.decide.tuning.model import (
+    corrected_move,
     early_move,
     end_canary,
-    is_outgrown,
     judge_move,
     move_by_model,
     proves_wrong,
@@ -71,13 +71,13 @@ def decide_tuning(
         return TuningDecision(limits, (), why, replace(state, window_start=view.time))
     # Measurements may begin with the last scrape before the window: the window itself must be over as well.
     measured = min(view.span, view.time - state.window_start)
-    revised = model is not None and canary is None and is_outgrown(view, limits, bounds, slo, model, state, policy)
-    if measured < policy.window and not revised:
+    if measured < policy.window:
         if state.move is not None and canary is not None and view.time - state.move.started > 2 * policy.patience:
             return end_canary(limits, state, view.time)
         early = None
-        if model is not None and state.move is None and not advise:
-            early = early_move(view, limits, bounds, slo, model, state, policy)
+        if model is not None and not advise:
+            begin = early_move if state.move is None else corrected_move
+            early = begin(view, limits, bounds, slo, model, state, policy)
         left = Reason("Measuring", {"seconds": math.ceil(policy.window - measured)})
         return early or TuningDecision(limits, (), left, state)
     if not view.has_traffic:
@@ -88,7 +88,7 @@ def decide_tuning(
         return TuningDecision(limits, (), Reason("NoTraffic"), idle)
     state = state.without_expired(view.time)
     wrong = model is not None and canary is None and proves_wrong(view, limits, bounds, slo, model, state, policy)
-    if state.move is not None and not (wrong or revised):
+    if state.move is not None and not wrong:
         return judge_move(view, limits, bounds, state.move, state, policy)
     if model is not None:
         state = replace(state, trial=None, move=None)
