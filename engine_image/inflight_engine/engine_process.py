@@ -127,7 +127,8 @@ def load(
         device_failed=device_failed,
         load_rates=None if info.copy_tokens_per_second is None else LoadRateMeter(info.copy_tokens_per_second),
     )
-    runner.host_cache.touch_ahead()
+    if memory is not None:
+        memory.touch_ahead()
     return engine, EngineReady(capacity, info, _weights_read(config))
 
 
