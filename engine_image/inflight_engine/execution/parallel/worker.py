@@ -59,7 +59,6 @@ def main() -> int:
         from inflight_engine.execution.parallel.process_group import join
 
         runner = build_runner(config, join(config, rank, Path(sys.argv[4])))
-        runner.host_cache.touch_ahead()
         serve(runner, Connection(plans, writable=False).recv_bytes)
     except Exception:
         log.exception("this rank cannot go on")
