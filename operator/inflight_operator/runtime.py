@@ -188,6 +188,7 @@ async def run_operator(options: Options) -> int:
                 metrics,
                 WorkerSettings(interval=options.interval),
                 stretch,
+                reconciler.look,
             )
             optional = optional_kinds(endpoint_picker=options.endpoint_picker)
             watches = Watches(api, cache, workers.enqueue, options.namespaces, optional)

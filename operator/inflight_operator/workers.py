@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Generator, Hashable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Hashable
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
@@ -138,7 +138,7 @@ class WorkerSettings:
     """
 
     interval: float = 3.0
-    concurrency: int = 64
+    concurrency: int = 256
 
 
 class Workers:
@@ -150,6 +150,7 @@ class Workers:
         services: services that need a round in each interval.
         round_done: called after each round, including failed ones.
         stretch: told how late the event loop is.
+        look: called for each service before its first round, and returns whether that is urgent.
     """
 
     def __init__(
@@ -160,7 +161,9 @@ class Workers:
         metrics: OperatorMetrics,
         settings: WorkerSettings,
         stretch: Stretch | None = None,
+        look: Callable[[ServiceKey], Awaitable[bool]] | None = None,
     ) -> None:
+        self._look = look or _not_urgent
         self._reconcile = reconcile
         self._services = services
         self._round_done = round_done
@@ -194,12 +197,24 @@ class Workers:
                 await asyncio.sleep(0)
 
     async def _first(self) -> None:
-        """Enqueues all services, spread over at most one interval."""
-        services = self._services()
+        """Looks at all services, spread over at most one interval, and enqueues each after that: scrapes take a fraction
+        of a round's time, so those with a queue need not wait for rounds of the others."""
+        services, began = self._services(), monotonic()
         apart = first_apart(len(services), self._settings.interval)
-        for key in services:
-            self._queue.add(key, within=self._settings.interval * MOST_STRETCH)
-            await asyncio.sleep(apart)
+        async with asyncio.TaskGroup() as looks:
+            for number, key in enumerate(services):
+                if (wait := began + number * apart - monotonic()) > 0:
+                    await asyncio.sleep(wait)
+                looks.create_task(self._look_at(key))
+
+    async def _look_at(self, key: ServiceKey) -> None:
+        urgent = False
+        try:
+            urgent = await self._look(key)
+        except Exception:  # as in a round
+            with logs.about(key):
+                logger.exception("the first look at %s failed", key)
+        self._queue.add(key, within=0.0 if urgent else self._settings.interval)
 
     async def _resync(self) -> None:
         """Enqueues each service at its own offset in the interval, to spread the rounds."""
@@ -234,3 +249,7 @@ class Workers:
             self._metrics.reconcile_seconds.observe(monotonic() - started)
             self._round_done()
             self._queue.done(key, rest(busy.seconds))
+
+
+async def _not_urgent(key: ServiceKey) -> bool:
+    return False

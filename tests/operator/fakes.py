@@ -158,6 +158,9 @@ class FakePool:
     async def first_results(self, key, within):
         """Scrapes have results at once."""
 
+    def queue(self, key):
+        return 0
+
     def tick(self):
         for key, targets in () if self.late else self.kept.items():
             self._scrape(key, targets.values())

@@ -218,6 +218,35 @@ async def test_what_was_asked_for_before_the_work_began_is_no_burst_at_its_begin
 
 
 @in_virtual_time
+async def test_services_whose_first_look_finds_a_queue_come_before_the_first_rounds_of_the_others():
+    keys = [ServiceKey("team", f"service-{number}") for number in range(1000)]
+    queued, rounds, loop = set(keys[::10]), {}, asyncio.get_running_loop()
+    begun = loop.time()
+
+    async def look(key):
+        await asyncio.sleep(0.3)
+        if key == keys[5]:
+            raise RuntimeError("a mistake of ours")
+        return key in queued
+
+    async def reconcile(key):
+        rounds.setdefault(key, loop.time() - begun)
+        loop.now += 0.02  # a round of each takes 20 s, the looks 5.3
+        return True
+
+    settings = WorkerSettings(interval=5.0)
+    workers = Workers(reconcile, lambda: keys, nothing, OperatorMetrics(), settings, look=look)
+    running = asyncio.create_task(workers.run())
+    await asyncio.sleep(60.0)
+    assert len(rounds) == len(keys)
+    assert max(rounds[key] for key in queued) < 6.0
+    assert max(rounds.values()) > 15.0
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+@in_virtual_time
 async def test_the_time_that_work_keeps_the_loop_busy_counts_without_its_waits():
     async def work():
         spin(0.05)

@@ -54,9 +54,14 @@ def _unpacked(text: str) -> Any:
 
 def packed_fields(entry: dict[str, Any]) -> dict[str, Any]:
     """Returns an entry of `metadata.managedFields` with its tree of fields as text, which takes a fraction of the
-    memory, is one object for all services alike, and which `needs_apply` reads as well."""
+    memory, is one object for all services alike, and which `needs_apply` reads as well. Owners, whose uids differ from
+    service to service, are left out: the object itself says who its owner is."""
     fields = entry.get("fieldsV1", {})
-    packed = fields if isinstance(fields, str) else json.dumps(fields, separators=(",", ":"))
+    if isinstance(fields, str):
+        return {**entry, "fieldsV1": intern(fields)}
+    metadata = {key: below for key, below in fields.get("f:metadata", {}).items() if key != "f:ownerReferences"}
+    kept = {key: below for key, below in fields.items() if key != "f:metadata"}
+    packed = json.dumps(kept | ({"f:metadata": metadata} if metadata else {}), separators=(",", ":"))
     return {**entry, "fieldsV1": intern(packed)}
 
 

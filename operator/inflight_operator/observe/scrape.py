@@ -170,15 +170,15 @@ class ScrapePool(Scraper[_Pod]):
         """Calls `queued` if it is due. Args: before: requests in this engine's queue until now."""
         told, grown = self._told.get(key, 0), sample.waiting > before
         if grown and sample.waiting >= max(1, sample.running):
-            if (queue := self._queue(key)) >= 2 * told:
+            if (queue := self.queue(key)) >= 2 * told:
                 self._told[key] = queue
                 self._queued(key)
-        elif told and not grown and 4 * self._queue(key) < told:
+        elif told and not grown and 4 * self.queue(key) < told:
             del self._told[key]
 
-    def _queue(self, key: ServiceKey) -> int:
+    def queue(self, key: ServiceKey) -> int:
         """Returns the requests in the queues of a service's engines."""
-        pods = self._services[key].values()
+        pods = self._services.get(key, {}).values()
         return sum(pod.history.newest.waiting for pod in pods if pod.history is not None)
 
     async def failed(self, engine: _Pod, error: Exception, reason: str) -> None:

@@ -180,11 +180,16 @@ class Reconciler:
             pod.serves for pod in self._cache.pods(key)
         )
 
+    async def look(self, key: ServiceKey) -> bool:
+        """Scrapes the service's ready pods before its first round; returns True if requests wait in one of them."""
+        self._pool.keep(key, [_target(pod) for pod in self._cache.pods(key) if pod.serves])
+        await self._pool.first_results(key, FIRST_SCRAPE_SECONDS)
+        return self._pool.queue(key) > 0
+
     async def reconcile(self, key: ServiceKey) -> bool:
         """Runs a round for one service; returns True if all its writes were accepted."""
         if key not in self._known and key not in self._unreadable:
-            self._pool.keep(key, [_target(pod) for pod in self._cache.pods(key) if pod.serves])
-            await self._pool.first_results(key, FIRST_SCRAPE_SECONDS)
+            await self.look(key)
         body = self._cache.service(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
             self._forget(key)  # its children have it as their owner: Kubernetes deletes them

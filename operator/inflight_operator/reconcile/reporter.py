@@ -1,11 +1,13 @@
 """Writes status and events of a round to the API server: the status if due, then an event for each transition;
 and the values of its metrics.
 
-A status is due at once when a state changes; measurements and wording are written periodically.
+A status is due at once when a state changes; measurements and wording are written periodically. A write costs the API
+server milliseconds of CPU, for it checks the rules of the spec each time: numbers of pods wait where it is slow.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +22,7 @@ from inflight_operator.clock import Clock, pause
 from inflight_operator.decide.status.sentences import FOLLOW_TRAFFIC
 from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.observe.metrics import mean_kv_usage
+from inflight_operator.pacing import rest
 from inflight_operator.reconcile.plan import Outcome, Plan
 from inflight_operator.reconcile.report import Event, build_status, events_of, recorded
 from inflight_operator.reconcile.snapshot import Snapshot
@@ -30,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 NUMBERS_SECONDS = 60.0
 """Seconds between two writes of a status in which only measurements and wording changed; they belong to metrics."""
+
+AT_ONCE = 16
+"""Services whose statuses and events are written at once: where many change, writes of replicas go first."""
 
 LOADING_SECONDS = 15.0
 """Seconds between two writes of the progress of long loads."""
@@ -44,12 +50,14 @@ class ReporterState:
 
     Attributes:
         at: time of the last status write, or of the first round: what has only been measured anew waits as usual.
+        took: seconds that it took.
         decisions: decisions that no status contains yet.
         failures: consecutive failed writes.
         again: time of the next attempt.
     """
 
     at: float = float("-inf")
+    took: float = 0.0
     decisions: tuple[Decision, ...] = ()
     failures: int = 0
     again: float = float("-inf")
@@ -60,6 +68,7 @@ class Reporter:
         self._clock = clock
         self._api = api
         self._cache = cache
+        self._writing = asyncio.Semaphore(AT_ONCE)
 
     async def report(
         self, key: ServiceKey, snapshot: Snapshot, plan: Plan, outcome: Outcome, state: ReporterState
@@ -68,7 +77,7 @@ class Reporter:
         made = (recorded(decision, snapshot.at) for decision in plan.decisions)
         state.decisions = (*state.decisions, *made)[-MAX_DECISIONS:]
         status = build_status(snapshot, plan, outcome, state.decisions)
-        if not is_due(snapshot.service.status, status, self._clock.steady() - state.at):
+        if not is_due(snapshot.service.status, status, self._clock.steady() - state.at, state.took):
             return True
         return await self.write(key, snapshot.service, status, state)
 
@@ -76,8 +85,15 @@ class Reporter:
         self, key: ServiceKey, service: ServiceRecord, status: InferenceServiceStatus, state: ReporterState
     ) -> bool:
         """Writes a status and the events of its changes; returns whether the status was accepted."""
-        if self._clock.steady() < state.again:
+        began = self._clock.steady()
+        if began < state.again:
             return False
+        async with self._writing:
+            return await self._write(key, service, status, state, began)
+
+    async def _write(
+        self, key: ServiceKey, service: ServiceRecord, status: InferenceServiceStatus, state: ReporterState, began: float
+    ) -> bool:
         try:
             live = await self._api.patch_status(service, status.to_dict())
         except KubeApiError as error:
@@ -89,6 +105,7 @@ class Reporter:
             self._cache.put(service.kind, live)
         decisions, state.decisions = state.decisions, ()
         state.at, state.failures = self._clock.steady(), 0
+        state.took = state.at - began
         for event in events_of(service.status, status, decisions):
             await self._event(key, service, event)
         return True
@@ -101,13 +118,17 @@ class Reporter:
             logger.warning("%s: event %s was not taken: %s", key, event.reason, error)
 
 
-def is_due(before: InferenceServiceStatus, after: InferenceServiceStatus, since_written: float) -> bool:
-    """Returns True if `after` should be written now: state changes at once, changed numbers and wording periodically.
+def is_due(before: InferenceServiceStatus, after: InferenceServiceStatus, since_written: float, took: float) -> bool:
+    """Returns True if `after` should be written now: state changes at once, numbers of pods after a rest as between
+    rounds, measurements and wording periodically.
 
     Args:
         since_written: seconds since the status was last written.
+        took: seconds that this took.
     """
     if _state_parts(before) != _state_parts(after) or _new_reasons(before, after):
+        return True
+    if since_written >= rest(took) and _numbers_of_pods(before) != _numbers_of_pods(after):
         return True
     if since_written >= LOADING_SECONDS and before.loading != after.loading:
         return True
@@ -127,13 +148,10 @@ def _state_parts(status: InferenceServiceStatus) -> tuple[Any, ...]:
         status.observed_generation,
         status.url,
         status.selector,
-        status.replicas,
-        status.ready_replicas,
         status.blocked_replicas,
         None if external else status.desired_replicas,
         limits and (limits.max_num_seqs, limits.max_num_batched_tokens, limits.revision, limits.canary),
         limits and (limits.source, limits.override),
-        limits and limits.pods_in_force == status.ready_replicas,
         engine and (engine.image, engine.upgrade),
         tuning and [one and one.share for one in (tuning.tpot_target, tuning.kv_cache)],
         status.cost and status.cost.per_hour,
@@ -144,6 +162,12 @@ def _state_parts(status: InferenceServiceStatus) -> tuple[Any, ...]:
         [(one.time, one.change) for one in status.decisions],
         [(one.type, one.status, one.observed_generation) for one in status.conditions],
     )
+
+
+def _numbers_of_pods(status: InferenceServiceStatus) -> tuple[Any, ...]:
+    """Returns the parts that change with each pod that comes or goes."""
+    limits = status.limits
+    return status.replicas, status.ready_replicas, limits and limits.pods_in_force == status.ready_replicas
 
 
 def _new_reasons(before: InferenceServiceStatus, after: InferenceServiceStatus) -> bool:

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from inflight_base.kube.difference import needs_apply
+from inflight_base.kube.difference import needs_apply, packed_fields
 
 WANTED = {
     "apiVersion": "apps/v1",
@@ -166,6 +166,26 @@ def test_what_the_api_server_writes_into_a_volume_of_the_users_needs_nothing(giv
     assert not needs_apply(wanted, found)
     found["spec"]["template"]["spec"]["volumes"][0]["downwardAPI"]["items"][0]["resourceFieldRef"]["divisor"] = "1Gi"
     assert needs_apply(wanted, found)
+
+
+def test_packed_fields_are_equal_for_children_of_all_services_and_say_as_much():
+    packed = []
+    for uid in ("a", "b"):
+        owners = {"f:ownerReferences": {f'k:{{"uid":"{uid}"}}': {}}}
+        packed.append(packed_fields({"fieldsV1": OWNED | {"f:metadata": OWNED["f:metadata"] | owners}}))
+    assert packed[0]["fieldsV1"] is packed[1]["fieldsV1"]
+    assert packed_fields(packed[0]) == packed[0]
+    found = live()
+    found["metadata"]["managedFields"][2] |= packed[0]
+    assert not needs_apply(WANTED, found)
+    wanted = copy.deepcopy(WANTED)
+    del wanted["metadata"]["labels"]
+    assert needs_apply(wanted, found)
+
+
+def test_packed_fields_without_fields_of_metadata_have_none():
+    owners = {"f:ownerReferences": {'k:{"uid":"a"}': {}}}
+    assert packed_fields({"fieldsV1": {"f:metadata": owners, "f:data": {}}})["fieldsV1"] == '{"f:data":{}}'
 
 
 def test_a_value_changed_by_someone_else_has_to_be_put_back():

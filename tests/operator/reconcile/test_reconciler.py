@@ -1,5 +1,6 @@
 """The reconciler: replicas, children, status and events of a service, in the order of its life."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -7,10 +8,13 @@ from prometheus_client import generate_latest
 
 from inflight_base.kube.errors import KubeApiError
 from inflight_operator.api.status import InferenceServiceStatus, LimitsPair
+from inflight_operator.api.types import ServiceRecord
+from inflight_operator.clock import Clock
 from inflight_operator.reconcile import reconciler, reporter
 from inflight_operator.reconcile.execute import Executor, ExecutorState
 from inflight_operator.reconcile.policy import policy_of
 from inflight_settings.limits import Limits
+from tests.base.virtual_time import in_virtual_time
 from tests.operator.fakes import KEY, delete, service_body
 from tests.operator.reconcile.world import SMALL
 
@@ -138,8 +142,46 @@ async def test_limits_of_the_model_that_a_new_leader_does_not_know_yet_stay_in_t
     live = InferenceServiceStatus.model_validate(world.status)
     modelled = live.limits.model_copy(update={"modelled": LimitsPair(max_num_seqs=64, max_num_batched_tokens=2048)})
     before = live.model_copy(update={"limits": modelled})
-    assert not reporter.is_due(before, live, 59.0)
-    assert reporter.is_due(before, live, 60.0)
+    assert not reporter.is_due(before, live, 59.0, 0.0)
+    assert reporter.is_due(before, live, 60.0, 0.0)
+
+
+async def test_numbers_of_pods_wait_twenty_times_as_long_as_the_last_write_took_and_states_do_not(world):
+    world.service(spec=SMALL)
+    await world.round()
+    before = InferenceServiceStatus.model_validate(world.status)
+    counted = before.model_copy(update={"ready_replicas": 1, "replicas": 2})
+    for took, wait in ((0.01, 0.25), (0.1, 2.0), (9.0, 5.0)):
+        assert not reporter.is_due(before, counted, wait - 0.01, took)
+        assert reporter.is_due(before, counted, wait, took)
+        assert reporter.is_due(before, counted.model_copy(update={"desired_replicas": 7}), 0.0, took)
+
+
+async def test_a_status_that_waits_for_others_counts_the_wait_as_the_time_of_its_write(world):
+    world.service(spec=SMALL)
+    await world.round()
+    service = ServiceRecord.from_dict(world.cache.service(KEY))
+    writing, most, states = [], [], [reporter.ReporterState() for _ in range(40)]
+
+    class Api:
+        async def patch_status(self, service, status):
+            writing.append(1)
+            most.append(len(writing))
+            await asyncio.sleep(1.0)
+            writing.pop()
+
+        async def event(self, *args):
+            """Takes it at once."""
+
+    @in_virtual_time
+    async def write():
+        clock = Clock(steady=asyncio.get_running_loop().time)
+        one = reporter.Reporter(Api(), world.cache, clock)
+        await asyncio.gather(*(one.write(KEY, service, service.status, state) for state in states))
+
+    await asyncio.to_thread(write)
+    assert max(most) == reporter.AT_ONCE
+    assert sorted({round(state.took) for state in states}) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("change", ["refused", "pending", "generation"])

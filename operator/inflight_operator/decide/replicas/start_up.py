@@ -7,7 +7,6 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Literal, NamedTuple
 
 from inflight_operator.observe.metrics import Sample
@@ -288,8 +287,7 @@ def _medians(rows: Sequence[Sequence[float | None]]) -> tuple[float | None, ...]
 
 
 def _median(column: Iterable[float | None]) -> float | None:
-    told = [seconds for seconds in column if seconds is not None]
-    return median(told) if told else None
+    return _middle(sorted(seconds for seconds in column if seconds is not None))
 
 
 def _start(pod: PodView, sample: Sample | None, listed_at: float, limit: float) -> Start:
