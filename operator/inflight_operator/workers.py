@@ -138,7 +138,7 @@ class WorkerSettings:
     """
 
     interval: float = 3.0
-    concurrency: int = 256
+    concurrency: int = 128
 
 
 class Workers:
@@ -197,8 +197,8 @@ class Workers:
                 await asyncio.sleep(0)
 
     async def _first(self) -> None:
-        """Looks at all services, spread over at most one interval, and enqueues each after that: scrapes take a fraction
-        of a round's time, so those with a queue need not wait for rounds of the others."""
+        """Looks at all services, spread over at most one interval, and enqueues each after that: scrapes take a
+        fraction of a round's time, so those with a queue need not wait for rounds of the others."""
         services, began = self._services(), monotonic()
         apart = first_apart(len(services), self._settings.interval)
         async with asyncio.TaskGroup() as looks:

@@ -29,6 +29,7 @@ from inflight_engine.messages import AddRequest, StepReport
 from inflight_engine.request import SamplingParams
 from inflight_settings.engine import EngineConfig
 from inflight_settings.flag_types import number
+from tools.measure.processes import touch_memory
 from tools.measure.report import cpu_model
 
 BLOCK = 16
@@ -216,6 +217,7 @@ def run(traffic: Traffic, rounds: int, times: float, share: float, folder: str, 
         f"{traffic.at_once} at once; {num_blocks} blocks of {BLOCK} tokens on the device, "
         f"{space >> 20} MiB of host memory, {kv_bytes} bytes a token"
     )
+    touch_memory(os.getpid())
     for each in engines.values():
         each.warm_up(_tokens(random.Random(0), traffic.first))
     num_equal = 0

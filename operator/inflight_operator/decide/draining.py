@@ -27,17 +27,23 @@ UNKNOWN_COST = 2**31 - 1
 accepts."""
 
 
-def deletion_costs(pods: Sequence[PodView], loads: Mapping[str, Sample]) -> dict[str, int]:
+def deletion_costs(pods: Sequence[PodView], loads: Mapping[str, Sample], leaving: int | None = None) -> dict[str, int]:
     """Costs to set, by pod name: only those that differ from the current annotations.
 
     Args:
         pods: all pods of the service.
         loads: load of each pod, by uid.
+        leaving: number of pods to be removed; these alone get a cost, below 0, and of the others only those that have
+            such a cost. None: all get one, as it is not known which of them Kubernetes chooses from.
     """
     serving = [pod for pod in pods if pod.ready and not pod.deleting]
     coldest_first = sorted(serving, key=lambda pod: (_warmth(loads.get(pod.uid)), -pod.created))
     wanted = {pod.name: _cost(loads.get(pod.uid), rank) for rank, pod in enumerate(coldest_first)}
     carried = {pod.name: pod.deletion_cost for pod in pods}
+    if leaving is not None:
+        chosen = sorted(wanted, key=wanted.__getitem__)[:leaving]
+        stay = {name: max(0, carried[name]) for name in wanted}
+        wanted = stay | {name: rank - len(chosen) for rank, name in enumerate(chosen)}
     return {name: cost for name, cost in wanted.items() if carried[name] != cost}
 
 

@@ -234,9 +234,13 @@ def _children(
 
 
 def _deletion_costs(snapshot: Snapshot, memory: Memory) -> dict[str, int]:
-    if memory.replicas >= snapshot.ordered:
+    leaving = snapshot.ordered - memory.replicas
+    if leaving <= 0:
         return {}
-    return deletion_costs(snapshot.pods, snapshot.fresh)
+    # In a rollout each of two ReplicaSets removes some of its own pods.
+    live = deployment_view(snapshot.deployment, memory.replicas)
+    settled = live is not None and live.current and live.updated == live.total > 0
+    return deletion_costs(snapshot.pods, snapshot.fresh, leaving if settled else None)
 
 
 def _decisions(

@@ -89,25 +89,20 @@ class Reporter:
         if began < state.again:
             return False
         async with self._writing:
-            return await self._write(key, service, status, state, began)
-
-    async def _write(
-        self, key: ServiceKey, service: ServiceRecord, status: InferenceServiceStatus, state: ReporterState, began: float
-    ) -> bool:
-        try:
-            live = await self._api.patch_status(service, status.to_dict())
-        except KubeApiError as error:
-            state.failures += 1
-            state.again = self._clock.steady() + pause(state.failures)
-            logger.warning("%s: the status was not taken: %s", key, error)
-            return False
-        if live is not None:
-            self._cache.put(service.kind, live)
-        decisions, state.decisions = state.decisions, ()
-        state.at, state.failures = self._clock.steady(), 0
-        state.took = state.at - began
-        for event in events_of(service.status, status, decisions):
-            await self._event(key, service, event)
+            try:
+                live = await self._api.patch_status(service, status.to_dict())
+            except KubeApiError as error:
+                state.failures += 1
+                state.again = self._clock.steady() + pause(state.failures)
+                logger.warning("%s: the status was not taken: %s", key, error)
+                return False
+            if live is not None:
+                self._cache.put(service.kind, live)
+            decisions, state.decisions = state.decisions, ()
+            state.at, state.failures = self._clock.steady(), 0
+            state.took = state.at - began
+            for event in events_of(service.status, status, decisions):
+                await self._event(key, service, event)
         return True
 
     async def _event(self, key: ServiceKey, service: ServiceRecord, event: Event) -> None:

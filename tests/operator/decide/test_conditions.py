@@ -11,9 +11,7 @@ from inflight_operator.decide.status.conditions import (
     Metrics,
     find_conditions,
     resting,
-    summarized,
     uncached,
-    unreadable,
 )
 from inflight_operator.decide.status.pod_problems import ServiceFacts, pod_problem
 from inflight_operator.decide.status.pods import Pods, classify
@@ -102,35 +100,6 @@ def test_a_pod_at_a_scheduling_gate_names_it_and_that_of_kueue_says_what_it_wait
     assert pod_problem(gated("a.example/b", "c"), FACTS).text == "is not scheduled before a.example/b and c is removed"
     conditions = found([READY, gated("a.example/b")])
     assert (conditions["Scheduled"].status, conditions["Scheduled"].reason) == ("False", "SchedulingGated")
-
-
-def kstatus(findings):
-    """The status by the rules of kstatus for a resource of any kind whose observedGeneration is its generation."""
-    held = {one.type for one in findings if one.status == "True"}
-    if "Stalled" in held:
-        return "Failed"
-    return "InProgress" if "Reconciling" in held or "Ready" not in held else "Current"
-
-
-@pytest.mark.parametrize(
-    ("deployment", "seen"),
-    [
-        (DeploymentView(1, 1, 1, True, ""), "Current"),
-        (DeploymentView(1, 0, 1, True, ""), "InProgress"),
-        (DeploymentView(1, 1, 1, False, ""), "InProgress"),
-        (DeploymentView(2, 2, 2, True, ""), "InProgress"),
-        (DeploymentView(1, 0, 2, True, "timed out"), "Failed"),
-        (DeploymentView(1, 0, 1, True, "", "exceeded quota"), "Failed"),
-    ],
-)
-def test_tools_with_the_rules_of_kstatus_see_the_state_of_a_rollout(deployment, seen):
-    findings = summarized(tuple(found([READY], deployment=deployment).values()))
-    assert kstatus(findings) == seen
-    assert not {"Reconciling", "Stalled"} <= {one.type for one in findings}
-
-
-def test_tools_with_the_rules_of_kstatus_see_a_spec_that_cannot_be_read_as_failed():
-    assert kstatus(summarized(unreadable(1, "spec.model: missing"))) == "Failed"
 
 
 def test_a_claim_that_does_not_exist():

@@ -1,5 +1,8 @@
 """Pod deletion cost: the emptiest and coldest pod goes first."""
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from inflight_operator.decide.draining import UNKNOWN_COST, deletion_costs
 from inflight_operator.observe.pods import pod_view
 from tests.operator.fakes import pod_body
@@ -42,6 +45,25 @@ def test_of_equally_empty_ones_the_colder_prefix_cache_goes_whatever_its_age():
     busy = {**warm, "uid-cold": loaded(0, 1, 0.0, tokens=40.0, warmth=0.1)}
     costs = deletion_costs(pods, busy)
     assert costs["warm"] < costs["cold"]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(-3, 9)), min_size=1, max_size=8),
+    st.integers(1, 8),
+)
+def test_kubernetes_removes_the_emptiest_whatever_costs_pods_have_and_only_theirs_are_written(pods, leaving):
+    bodies = [pod_body(f"pod-{number}") for number in range(len(pods))]
+    for body, (_, carried) in zip(bodies, pods, strict=True):
+        body["metadata"]["annotations"] = {"controller.kubernetes.io/pod-deletion-cost": str(carried)}
+    loads = {f"uid-pod-{number}": load(running) for number, (running, _) in enumerate(pods)}
+    views = [pod_view(body) for body in bodies]
+    costs = deletion_costs(views, loads, leaving)
+    after = {pod.name: costs.get(pod.name, pod.deletion_cost) for pod in views}
+    whole = {**{pod.name: pod.deletion_cost for pod in views}, **deletion_costs(views, loads)}
+    removed = sorted(after, key=after.__getitem__)[:leaving]
+    assert removed == sorted(whole, key=whole.__getitem__)[:leaving]
+    assert len(set(after.values()) & set(range(-leaving, 0))) == len(removed)
+    assert costs.keys() - removed == {pod.name for pod in views if pod.deletion_cost < 0} - {*removed}
 
 
 def test_costs_are_such_as_kubernetes_takes():

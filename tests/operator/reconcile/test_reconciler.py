@@ -218,6 +218,27 @@ async def test_before_it_shrinks_the_emptiest_pod_is_marked_to_go_first(world):
     assert world.replicas() == 1
 
 
+@pytest.mark.parametrize("settled", [True, False])
+async def test_only_the_pods_that_leave_get_a_cost_but_all_during_a_rollout(world, settled):
+    spec = {**SMALL, "scaling": {"behavior": {"scaleDown": {"stabilizationWindowSeconds": 5}}}}
+    world.service(spec=spec, status={"desiredReplicas": 4})
+    engines = [world.pod(number) for number in (1, 2, 3, 4)]
+    await world.round()
+    world.rolled_out()
+    if not settled:
+        live = world.cache.child(KEY, "Deployment", "chat")
+        world.cache.put("Deployment", {**live, "status": {"updatedReplicas": 1, "replicas": 4}})
+    for engine in engines[:2]:
+        engine.model.add(10, 2000)
+    costs = {}
+    while world.replicas() == 4:
+        await world.round()
+        costs |= {call[1]: call[2] for call in world.api.of("cost")}
+    order = sorted(["chat-1", "chat-2", "chat-3", "chat-4"], key=lambda pod: costs.get(pod, 0))
+    assert {*order[:2]} == {"chat-3", "chat-4"}
+    assert len(costs) == (4 - world.replicas() if settled else 4)
+
+
 @pytest.mark.parametrize(("status", "waits"), [(429, True), (0, True), (403, False)])
 async def test_a_pod_whose_cost_is_not_taken_ends_no_other_and_holds_the_scale_down_while_that_may_help(
     world, status, waits

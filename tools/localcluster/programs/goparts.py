@@ -65,6 +65,8 @@ KWOK = Part("kwok", "kwok", ("sigs.k8s.io/kwok/cmd/kwok",))
 ACTIONLINT = Part("actionlint", "actionlint", ("github.com/rhysd/actionlint/cmd/actionlint",))
 REGISTRY = Part("registry", "distribution", (".",))
 CRANE = Part("crane", "crane", ("github.com/google/go-containerregistry/cmd/crane",))
+# How tools that wait for resources see a service, for the test of its conditions alone.
+KSTATUS = Part("kstatus", "kstatus", (".",))
 
 NODE_PARTS = (CONTAINERD, PAUSE, CNI, ETCD, BUILDKIT, APISERVER, COREDNS, NODE)
 """Parts of the own node, in the order in which they are built: those that image builds need come first, so that images
