@@ -187,14 +187,17 @@ class Workers:
         """Runs until cancelled."""
         self._begun = True
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._first())
-            tasks.create_task(self._resync())
+            tasks.create_task(self._enqueue_all())
             free = asyncio.Semaphore(self._settings.concurrency)
             while True:
                 await free.acquire()
                 key = await self._queue.take()
                 tasks.create_task(self._round(key)).add_done_callback(lambda _: free.release())
                 await asyncio.sleep(0)
+
+    async def _enqueue_all(self) -> None:
+        await self._first()
+        await self._resync()
 
     async def _first(self) -> None:
         """Looks at all services, spread over at most one interval, and enqueues each after that: scrapes take a

@@ -67,9 +67,3 @@ def test_a_spec_that_the_operator_has_not_seen_yet_is_in_progress(seen):
     done = found([READY], deployment=DeploymentView(1, 1, 1, True, "")).values()
     assert seen(status(done))[0] == "Current"
     assert seen(status(done, observed=2))[0] == "InProgress"
-
-
-def test_no_rollout_is_in_progress_and_has_failed():
-    for deployment in (DeploymentView(1, 0, 1, True, ""), DeploymentView(1, 0, 2, True, "timed out")):
-        types = {one.type for one in summarized(tuple(found([READY], deployment=deployment).values()))}
-        assert len(types & {"Reconciling", "Stalled"}) == 1

@@ -159,7 +159,8 @@ class FakePool:
         """Scrapes have results at once."""
 
     def queue(self, key):
-        return 0
+        window = self.windows.get(key)
+        return 0 if window is None else sum(pod.newest.waiting for pod in window.pods.values())
 
     def tick(self):
         for key, targets in () if self.late else self.kept.items():

@@ -234,10 +234,10 @@ def _children(
 
 
 def _deletion_costs(snapshot: Snapshot, memory: Memory) -> dict[str, int]:
-    leaving = snapshot.ordered - memory.replicas
-    if leaving <= 0:
+    if memory.replicas >= snapshot.ordered:
         return {}
-    # In a rollout each of two ReplicaSets removes some of its own pods.
+    # Pods that were to leave before may still be there. In a rollout each of two ReplicaSets removes some of its own.
+    leaving = max(snapshot.ordered, len(snapshot.replicas)) - memory.replicas
     live = deployment_view(snapshot.deployment, memory.replicas)
     settled = live is not None and live.current and live.updated == live.total > 0
     return deletion_costs(snapshot.pods, snapshot.fresh, leaving if settled else None)

@@ -166,6 +166,8 @@ class Reconciler:
         self._places = PlaceFinder(api, clock)
         self._known: dict[ServiceKey, _ServiceState] = {}
         self._unreadable: dict[ServiceKey, ReporterState] = {}
+        self._looked: set[ServiceKey] = set()
+        """Services that have been scraped and had no round yet."""
         self._startups = FleetStartUps()
 
     def services(self) -> set[ServiceKey]:
@@ -182,14 +184,17 @@ class Reconciler:
 
     async def look(self, key: ServiceKey) -> bool:
         """Scrapes the service's ready pods before its first round; returns True if requests wait in one of them."""
+        if key in self._known or key in self._unreadable or key in self._looked:
+            return False
         self._pool.keep(key, [_target(pod) for pod in self._cache.pods(key) if pod.serves])
         await self._pool.first_results(key, FIRST_SCRAPE_SECONDS)
+        self._looked.add(key)
         return self._pool.queue(key) > 0
 
     async def reconcile(self, key: ServiceKey) -> bool:
         """Runs a round for one service; returns True if all its writes were accepted."""
-        if key not in self._known and key not in self._unreadable:
-            await self.look(key)
+        await self.look(key)
+        self._looked.discard(key)
         body = self._cache.service(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
             self._forget(key)  # its children have it as their owner: Kubernetes deletes them

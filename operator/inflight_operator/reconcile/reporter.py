@@ -35,7 +35,7 @@ NUMBERS_SECONDS = 60.0
 """Seconds between two writes of a status in which only measurements and wording changed; they belong to metrics."""
 
 AT_ONCE = 16
-"""Services whose statuses and events are written at once: where many change, writes of replicas go first."""
+"""Statuses that are written at once: where many change, they do not take the API server from writes of replicas."""
 
 LOADING_SECONDS = 15.0
 """Seconds between two writes of the progress of long loads."""
@@ -101,8 +101,8 @@ class Reporter:
             decisions, state.decisions = state.decisions, ()
             state.at, state.failures = self._clock.steady(), 0
             state.took = state.at - began
-            for event in events_of(service.status, status, decisions):
-                await self._event(key, service, event)
+        for event in events_of(service.status, status, decisions):
+            await self._event(key, service, event)
         return True
 
     async def _event(self, key: ServiceKey, service: ServiceRecord, event: Event) -> None:
@@ -149,7 +149,6 @@ def _state_parts(status: InferenceServiceStatus) -> tuple[Any, ...]:
         limits and (limits.source, limits.override),
         engine and (engine.image, engine.upgrade),
         tuning and [one and one.share for one in (tuning.tpot_target, tuning.kv_cache)],
-        status.cost and status.cost.per_hour,
         status.prefetch and (status.prefetch.done, status.prefetch.total, status.prefetch.reason, status.prefetch.run),
         status.observed is None,
         status.gateway is None,
@@ -161,8 +160,9 @@ def _state_parts(status: InferenceServiceStatus) -> tuple[Any, ...]:
 
 def _numbers_of_pods(status: InferenceServiceStatus) -> tuple[Any, ...]:
     """Returns the parts that change with each pod that comes or goes."""
-    limits = status.limits
-    return status.replicas, status.ready_replicas, limits and limits.pods_in_force == status.ready_replicas
+    limits, cost = status.limits, status.cost
+    in_force = limits and limits.pods_in_force == status.ready_replicas
+    return status.replicas, status.ready_replicas, in_force, cost and cost.per_hour
 
 
 def _new_reasons(before: InferenceServiceStatus, after: InferenceServiceStatus) -> bool:

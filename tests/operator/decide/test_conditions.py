@@ -11,6 +11,7 @@ from inflight_operator.decide.status.conditions import (
     Metrics,
     find_conditions,
     resting,
+    summarized,
     uncached,
 )
 from inflight_operator.decide.status.pod_problems import ServiceFacts, pod_problem
@@ -100,6 +101,21 @@ def test_a_pod_at_a_scheduling_gate_names_it_and_that_of_kueue_says_what_it_wait
     assert pod_problem(gated("a.example/b", "c"), FACTS).text == "is not scheduled before a.example/b and c is removed"
     conditions = found([READY, gated("a.example/b")])
     assert (conditions["Scheduled"].status, conditions["Scheduled"].reason) == ("False", "SchedulingGated")
+
+
+@pytest.mark.parametrize(
+    ("deployment", "added"),
+    [
+        (DeploymentView(1, 1, 1, True, ""), set()),
+        (DeploymentView(1, 0, 1, True, ""), {"Reconciling"}),
+        (DeploymentView(2, 2, 2, True, ""), {"Reconciling"}),
+        (DeploymentView(1, 0, 2, True, "timed out"), {"Stalled"}),
+        (DeploymentView(1, 0, 1, True, "", "exceeded quota"), {"Stalled"}),
+    ],
+)
+def test_a_rollout_is_reconciling_or_stalled_and_never_both(deployment, added):
+    findings = found([READY], deployment=deployment)
+    assert {one.type for one in summarized(tuple(findings.values()))} - findings.keys() == added
 
 
 def test_a_claim_that_does_not_exist():

@@ -218,6 +218,41 @@ async def test_before_it_shrinks_the_emptiest_pod_is_marked_to_go_first(world):
     assert world.replicas() == 1
 
 
+async def test_a_first_look_finds_a_queue_and_a_later_one_changes_nothing(world):
+    world.service(spec=SMALL)
+    engine = world.pod(1)
+    assert not await world.reconciler.look(KEY)
+    world.restart()
+    for _ in range(200):
+        engine.model.add(50, 400)
+    world.now += 1.0
+    engine.model.run_until(world.now)
+    assert await world.reconciler.look(KEY)
+    await world.round()
+    world.pool.kept[KEY] = kept = {"slow/uid-chat-2": None}
+    assert not await world.reconciler.look(KEY)
+    assert world.pool.kept[KEY] is kept, "rounds know more of the pods to scrape"
+
+
+async def test_a_second_scale_down_before_the_pods_of_the_first_are_gone_marks_pods_for_both(world):
+    spec = {**SMALL, "scaling": {"maxReplicas": 4, "mode": "External"}}
+    world.service(spec={**spec, "replicas": 4}, status={"desiredReplicas": 4})
+    for number in (1, 2, 3, 4):
+        engine = world.pod(number)
+        for _ in range(5 - number):
+            engine.model.add(10, 2000)
+    await world.round()
+    marked = {}
+    for replicas in (3, 2):
+        world.service(spec={**spec, "replicas": replicas}, status=world.status)
+        live = world.cache.child(KEY, "Deployment", "chat")
+        world.cache.put("Deployment", {**live, "status": {"updatedReplicas": 4, "replicas": 4}})
+        await world.round()
+        marked |= {call[1]: call[2] for call in world.api.of("cost")}
+        assert world.replicas() == replicas
+    assert marked == {"chat-4": -2, "chat-3": -1}
+
+
 @pytest.mark.parametrize("settled", [True, False])
 async def test_only_the_pods_that_leave_get_a_cost_but_all_during_a_rollout(world, settled):
     spec = {**SMALL, "scaling": {"behavior": {"scaleDown": {"stabilizationWindowSeconds": 5}}}}
