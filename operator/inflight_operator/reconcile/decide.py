@@ -17,6 +17,7 @@ from inflight_operator.decide.replicas.foreign_fit import ForeignFit
 from inflight_operator.decide.replicas.scaling import ScalingDecision
 from inflight_operator.decide.rollouts import releases
 from inflight_operator.decide.status.conditions import (
+    DeploymentView,
     Finding,
     Metrics,
     Status,
@@ -119,7 +120,7 @@ def decide(snapshot: Snapshot, memory: Memory) -> Plan:
         sizing=scaled.sizing,
         lead_time=lead_time(snapshot, memory.startups, pods),
         push=behind,
-        deletion_costs=_deletion_costs(snapshot, memory),
+        deletion_costs=_deletion_costs(snapshot, memory, rollout),
         decisions=_decisions(snapshot, memory, scaling, (*by_hand.changes, *tuned.changes)),
         modelled=best_limits(snapshot, memory),
         upgrade=template.state,
@@ -233,14 +234,13 @@ def _children(
     return replace(memory, rendered=rendered), rendered
 
 
-def _deletion_costs(snapshot: Snapshot, memory: Memory) -> dict[str, int]:
+def _deletion_costs(snapshot: Snapshot, memory: Memory, rollout: DeploymentView | None) -> dict[str, int]:
     if memory.replicas >= snapshot.ordered:
         return {}
     # Pods that were to leave before may still be there. In a rollout each of two ReplicaSets removes some of its own.
     leaving = max(snapshot.ordered, len(snapshot.replicas)) - memory.replicas
-    live = deployment_view(snapshot.deployment, memory.replicas)
-    settled = live is not None and live.current and live.updated == live.total > 0
-    return deletion_costs(snapshot.pods, snapshot.fresh, leaving if settled else None)
+    rolled_out = rollout is not None and rollout.rolled_out
+    return deletion_costs(snapshot.pods, snapshot.fresh, leaving if rolled_out else None)
 
 
 def _decisions(
