@@ -12,8 +12,8 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import pairwise
-from operator import itemgetter, lt, mul
+from itertools import pairwise, repeat
+from operator import itemgetter, lt, mul, sub, truediv
 from struct import Struct
 from typing import NamedTuple
 
@@ -298,9 +298,9 @@ def _binned(points: Sequence[DemandPoint], bin_s: float) -> list[tuple[float, fl
 
 def _seen(before: PodSeen | None, sample: Sample, ready_for: float | None) -> tuple[PodSeen, tuple[float, ...] | None]:
     """`sample` with the rates since `before`, and the growth of its counters; None without new data."""
-    counters = _counters(sample)
     if before is not None and sample.time <= before.time:
         return before, None
+    counters = _counters(sample)
     if before == _UNSEEN:
         return PodSeen(sample.time, counters, sample.waiting, _IDLE), None
     if before is not None:
@@ -310,7 +310,7 @@ def _seen(before: PodSeen | None, sample: Sample, ready_for: float | None) -> tu
         was, seconds, waited = _NOTHING, ready_for, 0
     else:
         return PodSeen(sample.time, counters, sample.waiting, _IDLE), None
-    grown = tuple(max(0.0, now - then) for now, then in zip(counters, was, strict=True))
+    grown = tuple(map(max, map(sub, counters, was), repeat(0.0)))
     arrived, *rest = grown[: len(_IDLE)]
     if sample.arrived:
         taken = arrived / (arrived + grown[_REFUSED]) if arrived else 1.0
@@ -318,7 +318,7 @@ def _seen(before: PodSeen | None, sample: Sample, ready_for: float | None) -> tu
     else:
         # An engine that does not report arrivals: first tokens plus growth of the queue.
         arrived = max(0.0, rest[-1] + sample.waiting - waited)
-    rates = tuple(one / seconds for one in (arrived, *rest))
+    rates = tuple(map(truediv, (arrived, *rest), repeat(seconds)))
     return PodSeen(sample.time, counters, sample.waiting, rates), grown
 
 
