@@ -188,7 +188,8 @@ class Reconciler:
             return False
         self._pool.keep(key, [_target(pod) for pod in self._cache.pods(key) if pod.serves])
         await self._pool.first_results(key, FIRST_SCRAPE_SECONDS)
-        self._looked.add(key)
+        if self._cache.service(key) is not None:  # another one of its name is looked at anew
+            self._looked.add(key)
         return self._pool.queue(key) > 0
 
     async def reconcile(self, key: ServiceKey) -> bool:

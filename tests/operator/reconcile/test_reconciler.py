@@ -234,6 +234,22 @@ async def test_a_first_look_finds_a_queue_and_a_later_one_changes_nothing(world)
     assert world.pool.kept[KEY] is kept, "rounds know more of the pods to scrape"
 
 
+async def test_a_service_that_takes_the_name_of_one_that_was_deleted_during_its_look_is_looked_at_too(world):
+    looks = []
+
+    async def first_results(key, within):
+        looks.append(key)
+        if len(looks) == 1:
+            delete(world.cache, "InferenceService", world.cache.service(key))
+
+    world.pool.first_results = first_results
+    world.service(spec=SMALL)
+    await world.reconciler.look(KEY)
+    world.service(spec=SMALL)
+    await world.round()
+    assert looks == [KEY, KEY]
+
+
 async def test_a_second_scale_down_before_the_pods_of_the_first_are_gone_marks_pods_for_both(world):
     spec = {**SMALL, "scaling": {"maxReplicas": 4, "mode": "External"}}
     world.service(spec={**spec, "replicas": 4}, status={"desiredReplicas": 4})
