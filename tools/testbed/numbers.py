@@ -57,7 +57,7 @@ _FRACTIONS = ("kv_utilization", "demand_requests_per_second", "replica_requests_
 def numbers(service: Service) -> Numbers:
     """The numbers now. Only the operator pod that leads has them on its page."""
     for pod in pods(OPERATOR_NAMESPACE, SELECTOR):
-        found = numbers_on(_page(pod.name, METRICS_PORT), service)
+        found = numbers_on(page(pod.name, METRICS_PORT), service)
         if found != Numbers():
             return found
     return Numbers()
@@ -72,7 +72,7 @@ def numbers_on(page: str, service: Service) -> Numbers:
 
 def continuations(pod: str, service: Service) -> int:
     """Answers of the service that a gateway pod has continued at another engine; 0 if the pod does not answer."""
-    return counted(_page(pod, STATE_PORT), CONTINUATIONS, service)
+    return counted(page(pod, STATE_PORT), CONTINUATIONS, service)
 
 
 def owner(pod: str, service: Service) -> str | None:
@@ -89,7 +89,7 @@ def counted(page: str, metric: str, service: Service) -> int:
     return int(sum(value for name, value in _samples(page, "service", service) if name == metric))
 
 
-def _page(pod: str, port: int) -> str:
+def page(pod: str, port: int) -> str:
     """The metrics page of a pod of operator or gateway; empty where it does not answer, as one that starts or ends."""
     path = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods/{pod}:{port}/proxy/metrics"
     return kubectl("get", "--raw", path, check=False)
