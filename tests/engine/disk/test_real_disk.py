@@ -35,11 +35,11 @@ OUTPUT = 8
 class Engine:
     """An engine, and the thread of its disk, whose reads end the waits."""
 
-    def __init__(self, folder=None, *, host_blocks=48, disk_blocks=1000, wait=True, **fields):
+    def __init__(self, folder=None, *, host_blocks=48, disk_blocks=1000, block_bytes=BLOCK_BYTES, wait=True, **fields):
         self.woken = threading.Event()
         if folder is not None:
-            fields |= {"preemption": "swap", "max_num_batched_tokens": 128, "swap_space": host_blocks * BLOCK_BYTES}
-            fields |= {"disk_path": str(folder), "disk_space": disk_blocks * (BLOCK_BYTES + 8192)}
+            fields |= {"preemption": "swap", "max_num_batched_tokens": 128, "swap_space": host_blocks * block_bytes}
+            fields |= {"disk_path": str(folder), "disk_space": disk_blocks * (block_bytes + 8192)}
         self.engine, _ = load(EngineConfig(**SIZES | fields), wake=self.woken.set)
         self.scheduler = self.engine._scheduler
         self.disk = None if folder is None else self.engine._behind.disk
