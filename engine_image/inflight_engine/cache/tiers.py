@@ -25,8 +25,8 @@ class Stores(msgspec.Struct, frozen=True, eq=False):
 
 
 class Content(NamedTuple):
-    """What a place has. `number`: of all contents that this place had, so that one that comes back is another one: its
-    bytes come later than it."""
+    """Content of a place. `number`: counts the contents that the place had, so that one that comes back is another one:
+    the place has it before its bytes come."""
 
     block_hash: bytes
     number: int

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.disk.test_real_disk import Engine, eventually
+from tests.engine.disk.test_real_disk import SIZES, Engine, eventually
 from tests.engine.execution.tiny_model import COMMON, VOCAB, make_model
 
-BLOCK_SIZE = 4
-HEAD_DIM = COMMON["hidden_size"] // COMMON["num_attention_heads"]
-BLOCK_BYTES = BLOCK_SIZE * 2 * COMMON["num_hidden_layers"] * COMMON["num_key_value_heads"] * HEAD_DIM * 4
+KIND, HEAD_DIM = "llama-wide-heads", 16
+TOKEN_BYTES = 4 * 2 * COMMON["num_hidden_layers"] * COMMON["num_key_value_heads"] * HEAD_DIM
 PROMPTS = [random.Random(seed).choices(range(VOCAB), k=60) for seed in range(14)]
 """Each of 15 blocks; the device has 40, and host memory 48."""
 
@@ -24,7 +23,7 @@ PROMPTS = [random.Random(seed).choices(range(VOCAB), k=60) for seed in range(14)
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
-    make_model(folder, "llama-gqa-untied")
+    make_model(folder, KIND)
     return str(folder)
 
 
@@ -37,7 +36,7 @@ def alone(model):
 @pytest.fixture
 def engine(model, tmp_path, monkeypatch):
     monkeypatch.setattr("inflight_engine.disk.thread._PAUSE_SECONDS", 0.0)
-    engine = Engine(tmp_path / "kv", model=model, device="cpu", block_bytes=BLOCK_BYTES)
+    engine = Engine(tmp_path / "kv", model=model, device="cpu", block_bytes=SIZES["block_size"] * TOKEN_BYTES)
     yield engine
     engine.close()
 
