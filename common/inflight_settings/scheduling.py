@@ -85,8 +85,11 @@ class SchedulingSettings:
     """How the scheduler decides. `classes` has at least one.
 
     Attributes:
-        late_wait: seconds of waiting after which policy deadline gives late requests a share of the picks, too. No
-            setting of its own: the server makes it half of `queue_timeout`.
+        late_wait: seconds of waiting after which policy deadline gives late requests a share of the picks, too, and for
+            which a request waits at most for blocks behind host memory. No setting of its own: the server makes it half
+            of `queue_timeout`.
+        request_timeout: seconds from the arrival of a request to its first token, at most, in classes without their
+            own. No setting of its own: that of the server.
 
     Raises:
         ValueError: the name of a choice is unknown.
@@ -118,6 +121,7 @@ class SchedulingSettings:
         metavar="SHARE",
     )
     late_wait: float = 30.0
+    request_timeout: float = 600.0
     priority_aging: float = setting(
         PRIORITY_AGING_S,
         "seconds of waiting that count as one step of priority",
@@ -166,13 +170,19 @@ class SchedulingSettings:
 
     @property
     def ttft_targets(self) -> dict[str, float]:
-        """TTFT targets in seconds by class, where the policy orders by them."""
-        if self.policy != "deadline":
-            return {}
+        """TTFT targets in seconds by class, of those that have one."""
         targets = {
             each.name: self.ttft_target if each.ttft_target is None else each.ttft_target for each in self.classes
         }
         return {name: target for name, target in targets.items() if target is not None}
+
+    @property
+    def request_timeouts(self) -> dict[str, float]:
+        """Longest time to the first token in seconds by class."""
+        return {
+            each.name: self.request_timeout if each.request_timeout is None else each.request_timeout
+            for each in self.classes
+        }
 
     @property
     def ttft_per_token(self) -> float:

@@ -112,6 +112,7 @@ def make_behind(
             fetches,
             numbers=numbers,
             device_has=lambda hashes: len(scheduler.running.pool.match(hashes)),
+            longest_wait=scheduler.longest_wait,
             set_checksums=memory.set_checksums,
             block_size=info.block_size,
             wake=wake,

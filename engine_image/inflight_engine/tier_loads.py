@@ -113,12 +113,13 @@ class _Waiting:
 
 class TierLoads(Generic[AnyReader]):
     """Reads what new requests find, where that takes less time than computing it, and holds them until it is in host
-    memory, or for the time that computing it would take.
+    memory, or for the time that computing it would take, but no longer than their deadlines allow.
 
     Args:
         offload: the tier in host memory.
         numbers: gives each read a number of its own.
         device_has: returns how many hashes, from the first on, the device has.
+        longest_wait: returns how many seconds a request may wait at a clock.
         set_checksums: called with places and the checksums of what they have now.
         wake: called from any thread when a request is ready.
 
@@ -136,6 +137,7 @@ class TierLoads(Generic[AnyReader]):
         *,
         numbers: Iterator[int],
         device_has: Callable[[Sequence[bytes]], int],
+        longest_wait: Callable[[Request, float], float],
         set_checksums: Callable[[Sequence[int], Sequence[int]], None],
         block_size: int,
         wake: Callable[[], None],
@@ -146,6 +148,7 @@ class TierLoads(Generic[AnyReader]):
         self._offload = offload
         self._fetches = fetches
         self._device_has = device_has
+        self._longest_wait = longest_wait
         self._set_checksums = set_checksums
         self._block_size = block_size
         self._wake = wake
@@ -200,7 +203,9 @@ class TierLoads(Generic[AnyReader]):
             return False
         num_before = (num_cached + len(known)) * size
         computing = self._offload.seconds_to_compute(num_loads * size, num_before)
+        now = self._clock()
         patience = _UNKNOWN_PATIENCE if computing is None else max(_LEAST_PATIENCE, computing)
+        patience = min(patience, self._longest_wait(request, now))
         if self.reader.stalled > patience:
             self.num_stalled += 1
             return False
@@ -223,7 +228,7 @@ class TierLoads(Generic[AnyReader]):
         if not numbers:
             self.num_full += 1
             return False
-        self._waiting[request.request_id] = _Waiting(request, numbers, self._clock() + patience)
+        self._waiting[request.request_id] = _Waiting(request, numbers, now + patience)
         timer = threading.Timer(patience, self._wake)
         timer.daemon = True
         timer.start()

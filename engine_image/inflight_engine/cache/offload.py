@@ -11,7 +11,7 @@ import numpy.typing as npt
 from inflight_cost.model import CostModel
 from inflight_engine.cache.block_pool import BlockIds, BlockPool
 from inflight_engine.cache.loading import LoadRates, computing_seconds, loading_is_cheaper
-from inflight_engine.cache.tiers import Stores, Tier
+from inflight_engine.cache.tiers import Content, Stores, Tier
 
 _NO_PLACES: BlockIds = np.empty(0, np.int32)
 
@@ -34,8 +34,8 @@ class Offload:
     Attributes:
         rates: what loading and computing take, as measured; while unknown, only `always` loads.
         num_stored, num_loaded, num_failed: blocks copied out and in since start, and those whose copies in failed.
-        stored: called with the places that a step has copied to, once it has, and with the hashes of what it copied; a
-            plan that was made meanwhile may have given a place to other content.
+        stored: called with the places that a step has copied to, once it has, and with what it copied; a plan that was
+            made meanwhile may have given a place to other content.
         used: called with the hashes of evicted blocks that are not copied, as the tier has them already.
         damaged: called with the hashes of blocks whose loads failed.
     """
@@ -45,7 +45,7 @@ class Offload:
     ) -> None:
         self.rates: LoadRates | None = None
         self.num_stored = self.num_loaded = self.num_failed = 0
-        self.stored: Callable[[list[int], list[bytes | None]], None] | None = None
+        self.stored: Callable[[list[int], list[Content | None]], None] | None = None
         self.used: Callable[[list[bytes]], None] | None = None
         self.damaged: Callable[[Sequence[bytes]], None] | None = None
         self._tier = tier
@@ -57,8 +57,8 @@ class Offload:
         self._held: list[BlockIds] = []
         self._copies: dict[int, int] = {}
         """By place, the block that the next plan copies there."""
-        self._in_flight: dict[int, dict[int, bytes | None]] = {}
-        """By the step of a plan, the places that it copies to, and the hashes of what it copies there."""
+        self._in_flight: dict[int, dict[int, Content | None]] = {}
+        """By the step of a plan, the places that it copies to, and what it copies there."""
         self._fetching: dict[int, tuple[list[bytes], BlockIds]] = {}
         """By number, what comes from behind the tier, and to which places."""
         if tier is not None:
@@ -83,8 +83,8 @@ class Offload:
         places = self._tier.match(hashes).tolist()
         return list(itertools.takewhile(lambda place: place not in self._copies, places))
 
-    def content(self, place: int) -> bytes | None:
-        """Return the hash of what a place of the tier has; None: nothing. Any thread may ask."""
+    def content(self, place: int) -> Content | None:
+        """Return what a place of the tier has; None: nothing. Any thread may ask."""
         return None if self._tier is None else self._tier.content(place)
 
     def predicted(self, hashes: Sequence[bytes], num_before: int) -> tuple[int, float]:
@@ -167,8 +167,8 @@ class Offload:
         if self._tier is not None:
             if self.damaged is not None:
                 self.damaged(hashes)
-            held = zip(places, hashes, strict=True)
-            self._tier.drop([place for place, block_hash in held if self.content(place) == block_hash])
+            held = zip(places, map(self.content, places), hashes, strict=True)
+            self._tier.drop([place for place, content, each in held if content and content.block_hash == each])
             self.num_failed += len(places)
 
     def plan(self, step: int) -> Stores | None:

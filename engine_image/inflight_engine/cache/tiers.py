@@ -4,7 +4,7 @@ runner has the bytes, and copies them in the order of the plans."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -22,6 +22,14 @@ class Stores(msgspec.Struct, frozen=True, eq=False):
 
     block_ids: BlockIds
     host_block_ids: BlockIds
+
+
+class Content(NamedTuple):
+    """Content of a place. `number`: counts the contents that the place had, so that one that comes back is another one:
+    the place has it before its bytes come."""
+
+    block_hash: bytes
+    number: int
 
 
 class Tier(Protocol):
@@ -60,8 +68,8 @@ class Tier(Protocol):
         `Offload.pays` finds then that it is not worth it. So it is given up next, the last first; while places are
         empty it counts as used. Places that were reserved and not stored to are empty."""
 
-    def content(self, place: int) -> bytes | None:
-        """Return the hash of what a place has; None: nothing. Any thread may ask."""
+    def content(self, place: int) -> Content | None:
+        """Return what a place has; None: nothing. Any thread may ask."""
 
     def drop(self, places: Sequence[int]) -> None:
         """Forget what these places hold: it was never copied there, is not what was, or is given back."""
@@ -80,6 +88,7 @@ class HostTier:
     def __init__(self, num_blocks: int, block_size: int, events: list[BlockEvent] | None = None) -> None:
         self.num_places = num_blocks
         self._pool = BlockPool(num_blocks, block_size, events, HOST)
+        self._num_contents = [0] * num_blocks
 
     def match(self, hashes: Sequence[bytes]) -> BlockIds:
         """See `Tier`."""
@@ -94,7 +103,10 @@ class HostTier:
         pool.free(known[::-1])
         missing = np.flatnonzero(places < 0)
         missing = missing[max(0, len(missing) - pool.num_free) :]
-        return missing.tolist(), pool.allocate(len(missing))
+        places = pool.allocate(len(missing))
+        for place in places.tolist():
+            self._num_contents[place] += 1
+        return missing.tolist(), places
 
     def store(self, places: BlockIds, hashes: Sequence[bytes]) -> None:
         """See `Tier`."""
@@ -115,9 +127,10 @@ class HostTier:
         """See `Tier`."""
         self._pool.free(places, elsewhere=True)
 
-    def content(self, place: int) -> bytes | None:
+    def content(self, place: int) -> Content | None:
         """See `Tier`."""
-        return self._pool.content(place)
+        block_hash = self._pool.content(place)  # first: a thread may ask while the place gets other content
+        return None if block_hash is None else Content(block_hash, self._num_contents[place])
 
     def drop(self, places: Sequence[int]) -> None:
         """See `Tier`."""

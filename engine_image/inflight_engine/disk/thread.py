@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from inflight_engine.block_events import DISK, BlockEvent, BlocksRemoved, BlocksStored
+from inflight_engine.cache.tiers import Content
 from inflight_engine.disk.store import DamagedError, DiskStore
 from inflight_engine.request import Request
 from inflight_engine.tier_loads import Done, HostBlocks, Read
@@ -33,7 +34,7 @@ class DiskThread:
 
     Args:
         open_store: called on the thread.
-        content: returns the hash of the block that a place has; None: none. Called on the thread.
+        content: returns what a place has; None: nothing. Called on the thread.
         wake: called on the thread when results are there.
         events: make records of what is stored and lost.
 
@@ -50,7 +51,7 @@ class DiskThread:
         open_store: Callable[[], DiskStore],
         memory: HostBlocks,
         *,
-        content: Callable[[int], bytes | None],
+        content: Callable[[int], Content | None],
         wake: Callable[[], None],
         events: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -66,7 +67,7 @@ class DiskThread:
         self._results: deque[Done] = deque()
         self._events: deque[BlockEvent] | None = deque() if events else None
         self._reads: deque[Read] = deque()
-        self._writes: deque[tuple[int, bytes]] = deque()
+        self._writes: deque[tuple[int, Content]] = deque()
         self._drops: deque[bytes] = deque()
         self._used: deque[bytes] = deque()
         self._work = threading.Condition()
@@ -114,13 +115,13 @@ class DiskThread:
         """Return the number of blocks on the disk."""
         return 0 if self._store is None else self._store.usage()
 
-    def store(self, places: Sequence[int], hashes: Sequence[bytes | None]) -> None:
+    def store(self, places: Sequence[int], contents: Sequence[Content | None]) -> None:
         """Write blocks that were copied to places, as far as these have the same content then."""
         if self._store is None:
             return
         with self._work:
             room = MOST_WRITES - len(self._writes)
-            pairs = zip(places, hashes, strict=True)
+            pairs = zip(places, contents, strict=True)
             blocks = [(place, content) for place, content in pairs if content is not None]
             self._writes.extend(blocks[:room])
             self.num_dropped += len(blocks[room:])
@@ -239,14 +240,15 @@ class DiskThread:
             self.num_loaded += 1
         return checksums
 
-    def _write(self, store: DiskStore, place: int, block_hash: bytes) -> None:
+    def _write(self, store: DiskStore, place: int, content: Content) -> None:
         if self._clock() < self._writes_from:
             self.num_dropped += 1
             return
+        block_hash = content.block_hash
         (checksum,) = self._memory.checksums([place])
         self._block_from = self._clock()
         try:
-            if self._content(place) != block_hash or not store.write(block_hash, self._memory.row(place), checksum):
+            if self._content(place) != content or not store.write(block_hash, self._memory.row(place), checksum):
                 return
         except OSError as error:
             self.num_dropped += 1
@@ -255,7 +257,7 @@ class DiskThread:
             return
         if self._events is not None:
             self._events.append(BlocksStored(block_hash, b"", b"", b"", DISK))
-        if self._content(place) != block_hash:  # The place may have got something else while it was written.
+        if self._content(place) != content:  # The place may have got something else while it was written.
             store.drop(block_hash)
             return
         self.num_stored += 1

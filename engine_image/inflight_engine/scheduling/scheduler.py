@@ -283,6 +283,10 @@ class Scheduler:
         self._requests[request.request_id] = request
         self.changed = True
 
+    def longest_wait(self, request: Request, now: float) -> float:
+        """Return the seconds that a request may wait before it is added; see `Deadlines.longest_wait`."""
+        return self.deadlines.longest_wait(request, self.num_running, self._limits.max_num_batched_tokens, now)
+
     def cancel(self, request_id: int, reason: FinishReason) -> bool:
         """End a request wherever it is; its slot and blocks are free for the next step. False: no such request."""
         request = self._requests.get(request_id)

@@ -6,11 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from inflight_cost.model import CostModel
 from inflight_engine.cache.loading import LoadRates
 from inflight_engine.request import FinishReason, Request, SamplingParams
 from inflight_engine.scheduling.running import hash_blocks
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.tier_loads import Done, TierLoads
+from inflight_settings.scheduling import ServiceClass
 from tests.engine.scheduling.driver import SMALL
 
 SIZE, PIECE = 4, 8
@@ -83,6 +85,7 @@ class Waiting:
             self.scheduler.offload,
             numbers=itertools.count(),
             device_has=lambda hashes: len(self.scheduler.running.pool.match(hashes)),
+            longest_wait=self.scheduler.longest_wait,
             set_checksums=lambda places, sums: self.checksums.update(zip(places, sums, strict=True)),
             block_size=SIZE,
             wake=lambda: None,
@@ -91,7 +94,7 @@ class Waiting:
 
     def request(self, request_id, num_tokens=41, first=0):
         tokens = np.arange(first, first + num_tokens, dtype=np.int32)
-        request = Request(request_id, tokens, SamplingParams(max_tokens=4), arrival_time=0.0)
+        request = Request(request_id, tokens, SamplingParams(max_tokens=4), arrival_time=self.now)
         hash_blocks(request, num_tokens, SIZE)
         return request
 
@@ -162,6 +165,42 @@ def test_a_request_whose_blocks_are_late_starts_without_them_and_they_come_for_o
     assert waiting.loads.take() == []
     assert not waiting.loads.put(other), "all is in host memory"
     assert len(waiting.scheduler.offload._tier.match(other.block_hashes)) == 10
+
+
+@pytest.mark.parametrize(
+    ("fields", "seconds"),
+    [
+        ({}, 2.0),  # as computing the 40 tokens takes
+        # 3 s, less 2.05 s for all 41 tokens, less a fifth for others
+        ({"policy": "deadline", "ttft_target": 3.0}, 0.35),
+        ({"policy": "fcfs", "ttft_target": 3.0}, 0.35),
+        ({"policy": "fcfs", "ttft_target": 1.0, "ttft_per_1k_tokens": 2000 / 41}, 0.35),
+        ({"request_timeout": 3.0}, 0.35),
+        ({"classes": (ServiceClass(request_timeout=3.0),)}, 0.35),
+        ({"ttft_target": 2.0}, 2.0),  # late already, and in time with what comes
+        ({"ttft_target": 2.0, "request_timeout": 3.0}, 0.35),
+        ({"ttft_target": 2.0, "request_timeout": 2.0}, 2.0),
+        ({"late_wait": 0.5}, 0.5),
+        ({"late_wait": 0.05}, 0.05),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("cost", [None, CostModel(0.0, 0.0, 0.05, 0.0, 0.0)], ids=["rate", "cost"])
+def test_a_request_waits_no_longer_than_its_deadlines_leave_it_once_it_computes_all_of_its_prompt(
+    fields, seconds, cost
+):
+    waiting = Waiting(**fields)
+    waiting.scheduler.offload.rates, waiting.scheduler.deadlines.cost = LoadRates(prefill=20.0, copy=1e6), cost
+    request = waiting.request(0)
+    waiting.thread.disk.update(request.block_hashes)
+    assert waiting.loads.put(request)
+    waiting.loads.send()
+    assert waiting.loads.wait_seconds <= seconds + 1e-9
+    waiting.now += seconds - 0.01
+    assert not waiting.loads.ready
+    waiting.now += 0.02
+    assert waiting.loads.take() == [request]
+    assert waiting.start(request) == 0
 
 
 def test_requests_with_one_beginning_wait_for_one_read_of_it(waiting):

@@ -33,31 +33,34 @@ OUTPUT = 8
 
 
 class Engine:
-    """An engine, and the thread of its disk, whose reads end the waits."""
+    """An engine, and the thread of its disk, whose reads end the waits. `logprobs`: of the latest outputs, where their
+    requests asked for them: of each token, and of the likeliest ones."""
 
-    def __init__(self, folder=None, *, host_blocks=48, disk_blocks=1000, wait=True, **fields):
+    def __init__(self, folder=None, *, host_blocks=48, disk_blocks=1000, block_bytes=BLOCK_BYTES, wait=True, **fields):
         self.woken = threading.Event()
         if folder is not None:
-            fields |= {"preemption": "swap", "max_num_batched_tokens": 128, "swap_space": host_blocks * BLOCK_BYTES}
-            fields |= {"disk_path": str(folder), "disk_space": disk_blocks * (BLOCK_BYTES + 8192)}
+            fields |= {"preemption": "swap", "max_num_batched_tokens": 128, "swap_space": host_blocks * block_bytes}
+            fields |= {"disk_path": str(folder), "disk_space": disk_blocks * (block_bytes + 8192)}
         self.engine, _ = load(EngineConfig(**SIZES | fields), wake=self.woken.set)
         self.scheduler = self.engine._scheduler
         self.disk = None if folder is None else self.engine._behind.disk
         self.next_id = 0
+        self.logprobs = []
         if self.disk is not None and wait:
             eventually(lambda: self.disk.reader._store is not None)
 
-    def answer(self, prompts, cancelled=(), scheduling=None):
+    def answer(self, prompts, cancelled=(), scheduling=None, logprobs=None):
         """Outputs of prompts that come at once. `cancelled`: indices of those that are cancelled right away."""
         first = self.next_id
         for prompt in prompts:
             tokens = np.array(prompt, np.int32).tobytes()
-            sampling = SamplingParams(max_tokens=OUTPUT)
+            sampling = SamplingParams(max_tokens=OUTPUT, logprobs=logprobs)
             self.engine.handle(AddRequest(self.next_id, tokens, sampling, time.monotonic(), scheduling or Scheduling()))
             self.next_id += 1
         for index in cancelled:
             self.engine.handle(CancelRequest(first + index, FinishReason.ABORT))
         outputs, owner, ended = [[] for _ in prompts], {}, 0
+        self.logprobs = [[] for _ in prompts]
         while ended < len(prompts):
             if not self.engine.has_work:
                 assert self.woken.wait(20), "nobody wakes the engine"
@@ -69,6 +72,8 @@ class Engine:
             slots, token_ids = np.frombuffer(report.slots, np.int32), np.frombuffer(report.token_ids, np.int32)
             for slot, token in zip(slots.tolist(), token_ids.tolist(), strict=True):
                 outputs[owner[slot]].append(token)
+            for each in report.logprobs:
+                self.logprobs[owner[each.slot]].append((each.logprob, each.top_token_ids, each.top_logprobs))
         return outputs
 
     def settle(self):

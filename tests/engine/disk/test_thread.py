@@ -1,13 +1,17 @@
 """The thread of the disk: what it writes is what a step has copied, and a disk that fails costs nothing else."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from inflight_engine.block_events import DISK, BlocksRemoved, BlocksStored
+from inflight_engine.cache.tiers import Content
 from inflight_engine.disk.store import DiskStore
 from inflight_engine.disk.thread import MOST_WRITES, DiskThread, Done, Read
+from inflight_engine.scheduling.scheduler import Scheduler
+from tests.engine.scheduling.driver import SMALL
 
 BLOCK = 64
 NAMES = [b"name %011d" % number for number in range(9)]
@@ -23,7 +27,7 @@ class Memory:
 
     def put(self, place, name):
         self.rows[place] = NAMES.index(name) + 1
-        self.contents[place] = name
+        self.contents[place] = Content(name, 1)
 
     def row(self, place):
         return self.rows[place].data
@@ -74,7 +78,7 @@ def until(condition):
 
 
 def written(thread, place, name):
-    thread.store([place], [name])
+    thread.store([place], [Content(name, 1)])
     until(lambda: not thread._writes and thread.num_stored + thread.num_dropped)
 
 
@@ -94,12 +98,46 @@ def test_a_place_that_has_other_content_by_now_is_not_written(open_thread, memor
     """A plan ahead gives it to other content before its bytes come."""
     thread = open_thread()
     memory.put(0, NAMES[0])
-    memory.contents[0] = NAMES[1]
-    thread.store([0], [NAMES[0]])
+    memory.contents[0] = Content(NAMES[1], 2)
+    thread.store([0], [Content(NAMES[0], 1)])
     memory.put(2, NAMES[2])
     written(thread, 2, NAMES[2])
     until(lambda: thread.num_stored == 1)
     assert [name for name in NAMES if thread.finds(None, name)] == [NAMES[2]]
+
+
+def test_a_place_that_gets_its_content_again_is_not_written_before_the_copy_that_brings_it(tmp_path, memory):
+    """While the disk hung, it had other content: what is there is not what it has by the plan."""
+    scheduler = Scheduler(replace(SMALL, num_host_blocks=1, preemption="swap"))
+    offload, evict = scheduler.offload, scheduler.running.pool.offload
+    thread = DiskThread(
+        lambda: DiskStore(tmp_path, 4 * 8192, BLOCK, b"k" * 32), memory, content=offload.content, wake=lambda: None
+    )
+    offload.stored = thread.store
+    thread.start()
+    assert thread.wait_open(10)
+    reached, holds = threading.Event(), threading.Event()
+
+    def hang():
+        reached.set()
+        assert holds.wait(20)
+
+    memory.before_checksums = hang
+    for step, name in enumerate((NAMES[0], NAMES[1], NAMES[0])):
+        evict(np.array([step]), [name])
+        offload.plan(step)
+        if step < 2:
+            memory.put(0, name)
+            offload.take_in(step)
+            assert reached.wait(20)
+    holds.set()
+    until(lambda: not thread._writes)
+    assert not thread.finds(None, NAMES[0])
+    memory.put(0, NAMES[0])
+    offload.take_in(2)
+    until(lambda: thread.num_stored == 1)
+    assert thread.finds(None, NAMES[0])
+    thread.close()
 
 
 def test_a_place_that_gets_other_content_while_it_is_written_is_not_found(open_thread, memory, monkeypatch):
@@ -112,9 +150,9 @@ def test_a_place_that_gets_other_content_while_it_is_written_is_not_found(open_t
 
     monkeypatch.setattr(DiskStore, "write", changing)
     memory.put(0, NAMES[0])
-    thread.store([0], [NAMES[0]])
+    thread.store([0], [Content(NAMES[0], 1)])
     memory.put(2, NAMES[2])
-    thread.store([2], [NAMES[2]])
+    thread.store([2], [Content(NAMES[2], 1)])
     until(lambda: thread.num_stored == 1)
     assert not thread.finds(None, NAMES[0])
 
@@ -129,9 +167,9 @@ def test_blocks_beyond_the_bound_of_the_queue_are_dropped_and_counted(open_threa
 
     memory.before_checksums = wait
     memory.put(0, NAMES[0])
-    thread.store([0], [NAMES[0]])
+    thread.store([0], [Content(NAMES[0], 1)])
     assert reached.wait(10)
-    thread.store([0] * (MOST_WRITES + 3), [NAMES[0]] * (MOST_WRITES + 3))
+    thread.store([0] * (MOST_WRITES + 3), [Content(NAMES[0], 1)] * (MOST_WRITES + 3))
     assert thread.num_dropped == 3
     holds.set()
     until(lambda: not thread._writes)
@@ -146,7 +184,7 @@ def test_a_block_that_is_used_again_stays_when_others_need_room(open_thread, mem
     thread.touch([NAMES[0], NAMES[8]])
     until(lambda: not thread._used)
     memory.put(2, NAMES[2])
-    thread.store([2], [NAMES[2]])
+    thread.store([2], [Content(NAMES[2], 1)])
     until(lambda: thread.num_stored == 3)
     assert [name for name in NAMES if thread.finds(None, name)] == [NAMES[0], NAMES[2]]
 
@@ -161,7 +199,7 @@ def test_until_the_disk_is_open_nothing_is_found_or_written_and_no_read_waits(tm
     thread = DiskThread(open_store, memory, content=memory.contents.get, wake=lambda: None)
     thread.start()
     memory.put(0, NAMES[0])
-    thread.store([0], [NAMES[0]])
+    thread.store([0], [Content(NAMES[0], 1)])
     thread.touch([NAMES[0]])
     thread.load(Read(1, [NAMES[0]], [1]))
     assert (thread.finds(None, NAMES[0]), thread.usage(), thread.take()) == (False, 0, [Done(1, [])])
@@ -177,7 +215,7 @@ def test_events_tell_what_is_on_the_disk_after_a_restart_too(open_thread, memory
     thread = open_thread(slots=2, events=True)
     for place, name in enumerate(NAMES[:3]):
         memory.put(place, name)
-        thread.store([place], [name])
+        thread.store([place], [Content(name, 1)])
     until(lambda: thread.num_stored == 3)
     stored = [BlocksStored(name, b"", b"", b"", DISK) for name in NAMES[:3]]
     until(lambda: len(thread._events) == 4)
@@ -193,12 +231,12 @@ def test_after_a_write_that_fails_none_is_tried_for_a_while(open_thread, memory,
     with monkeypatch.context() as patched:
         patched.setattr(DiskStore, "write", fails)
         memory.put(0, NAMES[0])
-        thread.store([0], [NAMES[0]])
+        thread.store([0], [Content(NAMES[0], 1)])
         until(lambda: thread.num_dropped == 1)
-    thread.store([0], [NAMES[0]])
+    thread.store([0], [Content(NAMES[0], 1)])
     until(lambda: thread.num_dropped == 2)
     now[0] += 60
-    thread.store([0], [NAMES[0]])
+    thread.store([0], [Content(NAMES[0], 1)])
     until(lambda: thread.num_stored == 1)
 
 
@@ -210,7 +248,7 @@ def test_a_store_that_cannot_be_opened_is_no_store(memory):
     thread = DiskThread(fails, memory, content=memory.contents.get, wake=lambda: None)
     thread.start()
     assert thread.wait_open(10), "nobody waits for a disk that cannot be opened"
-    thread.store([0], [NAMES[0]])
+    thread.store([0], [Content(NAMES[0], 1)])
     assert (thread.finds(None, NAMES[0]), thread.usage(), thread.num_dropped) == (False, 0, 0)
 
 

@@ -152,6 +152,8 @@ class Driver:
             self.unscored[request_id] = set(range(1, len(prompt)))
         self.runner.add(request_id, [*prompt, *output], domain)
         self.rules.added(request)
+        waits = self.scheduler.longest_wait(request, self.now)
+        assert waits == self.rules.longest_wait(request, self.now), "the longest wait of a request is wrong"
         self.outputs[request_id] = output
         self.expected[request_id] = expected
         return request

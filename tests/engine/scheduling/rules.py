@@ -144,15 +144,34 @@ class Rules:
     def _latest_start(self, request: Request) -> float:
         """Arrival + target - its loads - its own prefill, without what is cached or loaded - its steps with what runs -
         two full steps of others, a fifth of the target at most."""
-        if self.config.policy != "deadline":
+        target = self._target(request)
+        if self.config.policy != "deadline" or target is None:
             return math.inf
+        return self._start_for(request, target, self.prefill_cost)
+
+    def longest_wait(self, request: Request, now: float) -> float:
+        """It may wait for half of the queue timeout, and up to each of the latest starts that are still to come: by its
+        TTFT target, whatever the policy, and by its request timeout. Without a cost of steps prefills go at the
+        measured rate."""
+        cost = self.prefill_cost
+        if cost is None and self.rates is not None:
+            cost = CostModel(0.0, 0.0, 1 / self.rates.prefill, 0.0, 0.0)
+        timeouts = {each.name: each.request_timeout for each in self.config.classes}
+        timeout = timeouts[request.scheduling.service_class]
+        wait = self.config.late_wait
+        for limit in (self._target(request), self.config.request_timeout if timeout is None else timeout):
+            if limit is not None and (start := self._start_for(request, limit, cost)) > now:
+                wait = min(wait, start - now)
+        return wait
+
+    def _target(self, request: Request) -> float | None:
         target = self.queues.targets[request.scheduling.service_class]
-        if target is None:
-            return math.inf
-        cost, num_tokens = self.prefill_cost, request.num_prompt_tokens
-        target += self.config.ttft_per_token * num_tokens
+        return None if target is None else target + self.config.ttft_per_token * request.num_prompt_tokens
+
+    def _start_for(self, request: Request, target: float, cost: CostModel | None) -> float:
         if cost is None:
             return request.arrival_time + target
+        num_tokens = request.num_prompt_tokens
         stamps = self.runner.sequences[request.request_id].stamps
         cached = self._cache.findable(stamps, num_tokens)
         size = self.config.block_size

@@ -674,6 +674,32 @@ FAULTS = {
         "the latest start of a request is wrong",
         DEADLINE,
     ),
+    "only a policy that orders by deadlines looks at them": Fault(
+        wrap("deadlines", "_target", lambda target, request: math.inf),
+        "the longest wait of a request is wrong",
+        DEADLINE | {"policy": "fcfs"},
+    ),
+    "a request waits beyond its timeout": Fault(
+        lambda scheduler, patch: patch.setattr(scheduler.deadlines, "_timeouts", {"default": math.inf}),
+        "the longest wait of a request is wrong",
+        {"classes": (ServiceClass(request_timeout=4.0),)},
+    ),
+    "a request waits beyond half of the queue timeout": Fault(
+        lambda scheduler, patch: patch.setattr(scheduler.deadlines, "_longest_wait", math.inf),
+        "the longest wait of a request is wrong",
+        {"late_wait": 2.0},
+    ),
+    "a request that is late does not wait": Fault(
+        wrap(
+            "deadlines",
+            "longest_wait",
+            lambda longest_wait, request, *others: (
+                0.0 if request.latest_start < others[-1] else longest_wait(request, *others)
+            ),
+        ),
+        "the longest wait of a request is wrong",
+        DEADLINE,
+    ),
     "output tokens cost a tenant nothing": Fault(
         set_attribute(service_counter, "OUTPUT_TOKEN", 0),
         "fair: request .* overtakes|nobody is admitted though the next request fits",

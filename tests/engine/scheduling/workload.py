@@ -84,6 +84,7 @@ def random_fields(random: Random, deadlines: Random) -> dict[str, Any]:
                 weight=random.choice(WEIGHTS),
                 priority=random.randint(0, 2),
                 ttft_target=deadlines.choice((None, 0.5, 4.0, 16.0)),
+                request_timeout=deadlines.choice((None, 2.0, 8.0)),
             )
             for name in names
         ),

@@ -115,6 +115,7 @@ def test_every_flag_reaches_the_configuration():
         ttft_per_1k_tokens=0.06,
         late_share=0.2,
         late_wait=0.75,
+        request_timeout=2.5,
         classes=(ServiceClass("a", 4.0, -5, 0.5, 0.05, 100, 2.0, 9.0), ServiceClass("b-2")),
         preemption="swap",
         preemption_victim="longest_first",

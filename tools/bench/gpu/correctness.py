@@ -6,9 +6,9 @@ from __future__ import annotations
 import gc
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,9 +76,12 @@ _CHANGED = (
     SamplingParams(max_tokens=1, repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.2),
 )
 _TOP_LOGPROBS = 5
+_WITH_LOGPROBS = SamplingParams(max_tokens=1, logprobs=_TOP_LOGPROBS)
 _WORST_LOGPROB = 0.25
 """In the same deviations; here the largest of all errors counts, not the difference between two neighbours."""
 _INCOMPLETE = "not all tokens came"
+_SWAPPED_INVARIANT = "batch-invariant: swapped as computed, bit for bit"
+_NOTHING_SWAPPED = "nothing was swapped, so nothing was checked"
 _REASON_CHARACTERS = 300
 
 
@@ -139,6 +142,7 @@ class Checks:
         yield _attempt(name, lambda: self._invariant(name, self._folder), may_be_missing=True)
         of_4_bits = f"{name}, weights in 4 bits"
         yield _attempt(of_4_bits, lambda: self._invariant(of_4_bits, self._quantized_folder(4)), may_be_missing=True)
+        yield _attempt(_SWAPPED_INVARIANT, self._swapped_invariant, may_be_missing=True)
 
     def _engine(self, **options: Any) -> InProcessEngine:
         config: dict[str, Any] = {"dtype": "bfloat16", "device": self._device, "prefix_caching": False}
@@ -184,15 +188,37 @@ class Checks:
 
     def _swapped(self, whole: Generated) -> Check:
         name = "swapped to host memory and back"
-        prompts = [prompt for prompt in self._prompts if len(prompt) <= _SWAPPED_TOKENS]
-        # Too few for all of them: what one leaves is copied out for the next, and in again when it comes once more.
-        longest = max(map(len, prompts)) + self._scale.output_tokens
-        engine = self._engine(**_SMALL_POOL, num_kv_blocks=1 + -(-longest // 16), prefix_caching=True)
-        engine.generate(prompts, self._lengths[: len(prompts)])
-        generated = engine.generate(prompts, self._lengths[: len(prompts)])
+        generated = self._swap(self._short_prompts())
         if generated.loaded_blocks == 0:
-            return Check(name, False, "nothing was swapped, so nothing was checked")
+            return Check(name, False, _NOTHING_SWAPPED)
         return self._near(name, generated, whole)
+
+    def _swapped_invariant(self) -> Check:
+        """Tokens and log-probabilities, against those of an engine that computes all blocks, in other batches."""
+        prompts = self._short_prompts()
+        lengths, sampling = self._lengths[: len(prompts)], [_WITH_LOGPROBS] * len(prompts)
+        swapped = self._swap(prompts, sampling, batch_invariant=True)
+        if swapped.loaded_blocks == 0:
+            return Check(_SWAPPED_INVARIANT, False, _NOTHING_SWAPPED)
+        computed = self._engine(batch_invariant=True).generate(prompts, lengths, sampling=sampling)
+        if [len(entries) for entries in computed.logprobs] != lengths:
+            return Check(_SWAPPED_INVARIANT, False, _INCOMPLETE)
+        same = sum(map(tuple.__eq__, _bits(swapped), _bits(computed)))
+        detail = f"{same} of {len(prompts)} outputs the same; {swapped.loaded_blocks} blocks loaded"
+        return Check(_SWAPPED_INVARIANT, same == len(prompts), detail)
+
+    def _short_prompts(self) -> list[list[int]]:
+        return [prompt for prompt in self._prompts if len(prompt) <= _SWAPPED_TOKENS]
+
+    def _swap(
+        self, prompts: list[list[int]], sampling: Sequence[SamplingParams] | None = None, **options: Any
+    ) -> Generated:
+        """Generate twice with too few blocks for all prompts: what one leaves is copied out for the next, and in again
+        when it comes once more."""
+        longest, lengths = max(map(len, prompts)) + self._scale.output_tokens, self._lengths[: len(prompts)]
+        engine = self._engine(**_SMALL_POOL, num_kv_blocks=1 + -(-longest // 16), prefix_caching=True, **options)
+        engine.generate(prompts, lengths)
+        return engine.generate(prompts, lengths, sampling=sampling)
 
     def _found(self, whole: Generated) -> Check:
         name = "prefixes found in the cache"
@@ -218,7 +244,7 @@ class Checks:
     def _logprobs(self) -> Check:
         """Compare the log-probabilities of sampled and likeliest tokens, in deviations of the logits."""
         name = "log-probabilities"
-        sampling = [SamplingParams(max_tokens=1, temperature=1.0, logprobs=_TOP_LOGPROBS)] * len(self._prompts)
+        sampling = [replace(_WITH_LOGPROBS, temperature=1.0)] * len(self._prompts)
         generated = self._engine().generate(self._prompts, self._lengths, sampling=sampling)
         if [len(entries) for entries in generated.logprobs] != self._lengths:
             return Check(name, False, "not all of them came")
@@ -320,6 +346,14 @@ class Checks:
         engine = self._engine(model=str(folder), batch_invariant=True)
         alone = [engine.generate([prompt], [self._scale.output_tokens]).outputs[0] for prompt in self._prompts[chosen]]
         return Check(name, alone == together.outputs[chosen], f"{len(alone)} prompts of {len(self._prompts)}")
+
+
+def _bits(generated: Generated) -> list[tuple[Any, ...]]:
+    """Return tokens and log-probabilities of each output."""
+    return [
+        (output, [(entry.logprob, entry.top_token_ids, entry.top_logprobs) for entry in entries])
+        for output, entries in zip(generated.outputs, generated.logprobs, strict=True)
+    ]
 
 
 def _attempt(name: str, check: Callable[[], Check], *, may_be_missing: bool = False) -> Check:

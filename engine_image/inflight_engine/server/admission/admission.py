@@ -25,7 +25,8 @@ class QueueAdmission:
 
     def __init__(self, config: ServerConfig) -> None:
         engine = config.engine
-        self.waiting = WaitingRequests(engine.classes, engine.ttft_targets, engine.ttft_per_token)
+        targets = engine.ttft_targets if engine.policy == "deadline" else {}
+        self.waiting = WaitingRequests(engine.classes, targets, engine.ttft_per_token)
         self.demand = Demand()
         self._max_requests, self._max_tokens = config.max_queued_requests, config.max_queued_tokens
         self._class_bounds = {each.name: each.max_queued_requests for each in engine.classes}
