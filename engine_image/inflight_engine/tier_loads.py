@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -120,7 +119,7 @@ class TierLoads(Generic[AnyReader]):
         numbers: gives each read a number of its own.
         device_has: returns how many hashes, from the first on, the device has.
         set_checksums: called with places and the checksums of what they have now.
-        wake: called from any thread when a request is ready.
+        wake_after: called with the seconds after which a request waits no longer.
 
     Attributes:
         reader: reads what they wait for.
@@ -138,7 +137,7 @@ class TierLoads(Generic[AnyReader]):
         device_has: Callable[[Sequence[bytes]], int],
         set_checksums: Callable[[Sequence[int], Sequence[int]], None],
         block_size: int,
-        wake: Callable[[], None],
+        wake_after: Callable[[float], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_slower = self.num_stalled = self.num_full = self.num_late = 0
@@ -148,7 +147,7 @@ class TierLoads(Generic[AnyReader]):
         self._device_has = device_has
         self._set_checksums = set_checksums
         self._block_size = block_size
-        self._wake = wake
+        self._wake_after = wake_after
         self._clock = clock
         self._waiting: dict[int, _Waiting] = {}
         self._unsent: list[Read] = []
@@ -224,9 +223,7 @@ class TierLoads(Generic[AnyReader]):
             self.num_full += 1
             return False
         self._waiting[request.request_id] = _Waiting(request, numbers, self._clock() + patience)
-        timer = threading.Timer(patience, self._wake)
-        timer.daemon = True
-        timer.start()
+        self._wake_after(patience)
         return True
 
     def send(self) -> None:

@@ -85,7 +85,7 @@ class Waiting:
             device_has=lambda hashes: len(self.scheduler.running.pool.match(hashes)),
             set_checksums=lambda places, sums: self.checksums.update(zip(places, sums, strict=True)),
             block_size=SIZE,
-            wake=lambda: None,
+            wake_after=lambda seconds: None,
             clock=lambda: self.now,
         )
 

@@ -7,7 +7,9 @@ import pytest
 
 from inflight_engine.block_events import DISK, BlocksRemoved, BlocksStored
 from inflight_engine.disk.store import DiskStore
-from inflight_engine.disk.thread import MOST_WRITES, DiskThread, Done, Read
+from inflight_engine.disk.thread import DiskThread
+from inflight_engine.disk.work import MOST_WRITES
+from inflight_engine.tier_loads import Done, Read
 
 BLOCK = 64
 NAMES = [b"name %011d" % number for number in range(9)]
