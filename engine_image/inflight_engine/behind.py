@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -105,6 +106,11 @@ def make_behind(
     """Make what is behind host memory. Waits for the disk, but not for long."""
     numbers = itertools.count()
 
+    def wake_after(seconds: float) -> None:
+        timer = threading.Timer(seconds, wake)
+        timer.daemon = True
+        timer.start()
+
     def loads(reader: AnyReader) -> TierLoads[AnyReader]:
         return TierLoads(
             reader,
@@ -115,7 +121,7 @@ def make_behind(
             longest_wait=scheduler.longest_wait,
             set_checksums=memory.set_checksums,
             block_size=info.block_size,
-            wake=wake,
+            wake_after=wake_after,
         )
 
     disk = loads(open_disk(config, info, memory, scheduler, wake)) if config.disk_space else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -121,7 +120,7 @@ class TierLoads(Generic[AnyReader]):
         device_has: returns how many hashes, from the first on, the device has.
         longest_wait: returns how many seconds a request may wait at a clock.
         set_checksums: called with places and the checksums of what they have now.
-        wake: called from any thread when a request is ready.
+        wake_after: called with the seconds after which a request waits no longer.
 
     Attributes:
         reader: reads what they wait for.
@@ -140,7 +139,7 @@ class TierLoads(Generic[AnyReader]):
         longest_wait: Callable[[Request, float], float],
         set_checksums: Callable[[Sequence[int], Sequence[int]], None],
         block_size: int,
-        wake: Callable[[], None],
+        wake_after: Callable[[float], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_slower = self.num_stalled = self.num_full = self.num_late = 0
@@ -151,7 +150,7 @@ class TierLoads(Generic[AnyReader]):
         self._longest_wait = longest_wait
         self._set_checksums = set_checksums
         self._block_size = block_size
-        self._wake = wake
+        self._wake_after = wake_after
         self._clock = clock
         self._waiting: dict[int, _Waiting] = {}
         self._unsent: list[Read] = []
@@ -229,9 +228,7 @@ class TierLoads(Generic[AnyReader]):
             self.num_full += 1
             return False
         self._waiting[request.request_id] = _Waiting(request, numbers, now + patience)
-        timer = threading.Timer(patience, self._wake)
-        timer.daemon = True
-        timer.start()
+        self._wake_after(patience)
         return True
 
     def send(self) -> None:

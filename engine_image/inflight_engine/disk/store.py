@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from inflight_engine.block_events import HASH_SIZE
+from inflight_engine.disk.work import DamagedError
 
 log = logging.getLogger(__name__)
 
@@ -34,10 +35,6 @@ _BUFFERED = "the file system of the disk has no direct I/O: blocks of the KV cac
 
 _MOST_FILES = 64
 """Engines that share a folder, at most: each has a file of its own."""
-
-
-class DamagedError(Exception):
-    """A block is not what was written."""
 
 
 def derive_key(token: bytes, *identity: str) -> bytes:
@@ -101,11 +98,11 @@ class DiskStore:
             raise
 
     def has(self, block_hash: bytes) -> bool:
-        """Return whether a block is here."""
+        """See `Store`."""
         return block_hash in self._slots
 
     def usage(self) -> int:
-        """Return the number of blocks."""
+        """See `Store`."""
         return len(self._slots)
 
     def hashes(self) -> list[bytes]:
@@ -113,14 +110,7 @@ class DiskStore:
         return list(self._slots)
 
     def write(self, block_hash: bytes, block: memoryview, checksum: int) -> bool:
-        """Keep a block, which counts as used; returns False where it was here already.
-
-        Args:
-            checksum: signed, 64 bits; `read` returns it.
-
-        Raises:
-            OSError: it could not be written. Where the disk is full, what the file has is used again from then on.
-        """
+        """See `Store`. Where the disk is full, what the file has is used again from then on."""
         if block_hash in self._slots:
             self._slots.move_to_end(block_hash)
             return False
@@ -140,13 +130,7 @@ class DiskStore:
         return True
 
     def read(self, block_hash: bytes, into: memoryview) -> int:
-        """Read a block that is here, which counts as used; returns its checksum. One that cannot be read is dropped.
-
-        Raises:
-            KeyError: it is not here.
-            DamagedError: it is not what was written; `into` has anything.
-            OSError: it cannot be read.
-        """
+        """See `Store`."""
         slot = self._slots[block_hash]
         try:
             if self._transfer(os.preadv, [self._buffer], slot * self._slot_bytes) != self._slot_bytes:
@@ -167,12 +151,12 @@ class DiskStore:
         return checksum
 
     def touch(self, block_hash: bytes) -> None:
-        """Count a block as used, if it is here."""
+        """See `Store`."""
         if block_hash in self._slots:
             self._slots.move_to_end(block_hash)
 
     def drop(self, block_hash: bytes) -> None:
-        """Forget a block, if it is here."""
+        """See `Store`."""
         slot = self._slots.pop(block_hash, None)
         if slot is not None:
             self._empty.append(slot)

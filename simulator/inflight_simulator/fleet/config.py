@@ -38,6 +38,9 @@ class ReplicaModel:
         cost: seconds of a step.
         kv_tokens: tokens that the KV cache holds. block_size: tokens in a KV block.
         host_tokens: tokens that host memory behind the KV cache holds, where prompts share something.
+        disk_tokens: tokens that a disk behind that memory holds.
+        disk_read_token_s, disk_write_token_s: seconds in which the disk reads and writes the keys and values of a
+            token; None: unknown.
         kv_bytes_per_token: keys and values of a token; None: unknown.
         kv_headroom: share of the blocks that admission leaves free.
         capacity: largest limits that the engine accepts.
@@ -49,6 +52,9 @@ class ReplicaModel:
     kv_tokens: int = 400_000
     block_size: int = 16
     host_tokens: int = 0
+    disk_tokens: int = 0
+    disk_read_token_s: float | None = None
+    disk_write_token_s: float | None = None
     kv_bytes_per_token: int | None = 131_072
     kv_headroom: float = 0.01
     capacity: Limits = REFERENCE_CAPACITY

@@ -35,7 +35,7 @@ def alone(model):
 
 @pytest.fixture
 def engine(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("inflight_engine.disk.thread._PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("inflight_engine.disk.work._PAUSE_SECONDS", 0.0)
     engine = Engine(tmp_path / "kv", model=model, device="cpu", block_bytes=SIZES["block_size"] * TOKEN_BYTES)
     yield engine
     engine.close()

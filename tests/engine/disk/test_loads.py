@@ -88,7 +88,7 @@ class Waiting:
             longest_wait=self.scheduler.longest_wait,
             set_checksums=lambda places, sums: self.checksums.update(zip(places, sums, strict=True)),
             block_size=SIZE,
-            wake=lambda: None,
+            wake_after=lambda seconds: None,
             clock=lambda: self.now,
         )
 

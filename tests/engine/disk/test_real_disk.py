@@ -220,7 +220,7 @@ class Faults:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_no_fault_of_a_tier_changes_a_token_or_leaves_anything(seed, prompts, alone, tmp_path, monkeypatch):
     """Slow, cut, corrupt and full disks, host memory that changes, and clients that leave."""
-    monkeypatch.setattr("inflight_engine.disk.thread._PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("inflight_engine.disk.work._PAUSE_SECONDS", 0.0)
     monkeypatch.setattr("inflight_engine.tier_loads._LEAST_PATIENCE", 0.0)
     faults = Faults(seed, monkeypatch)
     engine = Engine(tmp_path)

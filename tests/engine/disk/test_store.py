@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from inflight_engine.disk import store as store_module
-from inflight_engine.disk.store import PAGE, DamagedError, DiskStore, derive_key
+from inflight_engine.disk.store import PAGE, DiskStore, derive_key
+from inflight_engine.disk.work import DamagedError
 
 BLOCK = 5000
 SLOT = PAGE + 2 * PAGE

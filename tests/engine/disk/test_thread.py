@@ -9,8 +9,10 @@ import pytest
 from inflight_engine.block_events import DISK, BlocksRemoved, BlocksStored
 from inflight_engine.cache.tiers import Content
 from inflight_engine.disk.store import DiskStore
-from inflight_engine.disk.thread import MOST_WRITES, DiskThread, Done, Read
+from inflight_engine.disk.thread import DiskThread
+from inflight_engine.disk.work import MOST_WRITES
 from inflight_engine.scheduling.scheduler import Scheduler
+from inflight_engine.tier_loads import Done, Read
 from tests.engine.scheduling.driver import SMALL
 
 BLOCK = 64

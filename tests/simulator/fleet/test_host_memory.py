@@ -172,6 +172,33 @@ def test_host_memory_of_unknown_tokens_or_without_bounds_is_refused(files, capsy
     assert "kv_bytes_per_token in the file of small" in capsys.readouterr().err
 
 
+def test_a_plan_says_what_a_disk_brings_beside_host_memory_alone(files, capsys):
+    trace, path = files
+    replica = json.loads(path.read_text()) | {"disk_read_token_s": 1e-5, "disk_write_token_s": 2e-5}
+    path.write_text(json.dumps(replica))
+    flags = ["plan", str(trace), "--replica", str(path), "--host-memory", "1Gi", "--disk", "64Gi", "--ttft", "400ms"]
+    assert main([*flags, "--json"]) == 0
+    checked = json.loads(capsys.readouterr().out)["replicas"][0]["checked"]
+    alone, behind = checked["host_memory"]
+    assert (alone["tokens"], alone["disk_tokens"]) == (2**13, 0)
+    assert (behind["tokens"], behind["disk_tokens"]) == (2**13, 2**19)
+    assert alone["served"]["hit_rate"] < behind["served"]["hit_rate"] - 0.2
+    assert behind["served"]["ttft_p95"] < alone["served"]["ttft_p95"]
+    assert main(flags) == 0
+    hits = behind["served"]["hit_rate"]
+    text = f"1 GiB, 8,192 tokens and a disk of 64 GiB, 524,288 tokens: {hits:.1%} of prompt tokens are found"
+    assert text in capsys.readouterr().out
+
+
+def test_a_plan_with_a_disk_behind_nothing_or_of_unknown_rates_is_refused(files, capsys):
+    trace, path = files
+    plan = ["plan", str(trace), "--replica", str(path), "--disk", "1Ti"]
+    assert main(plan) == 2
+    assert "--disk needs --host-memory" in capsys.readouterr().err
+    assert main([*plan, "--host-memory", "1Gi"]) == 2
+    assert "disk_read_token_s and disk_write_token_s in the file of small" in capsys.readouterr().err
+
+
 def test_the_metrics_of_a_replica_with_host_memory_change_nothing():
     requests = requests_of(conversations(20, 4, rate=50, seed=5))
 

@@ -121,10 +121,10 @@ class Cost(msgspec.Struct, frozen=True):
 
 
 class Served(msgspec.Struct, frozen=True):
-    """Results of a simulation that host memory changes.
+    """Results of a simulation that tiers behind the KV cache change.
 
     Attributes:
-        hit_rate: share of the prompt tokens that were in the prefix cache or in the memory behind it.
+        hit_rate: share of the prompt tokens that were in the prefix cache or in the tiers behind it.
         ttft_p50, ttft_p95: seconds; None: no request was served.
     """
 
@@ -139,16 +139,19 @@ class Served(msgspec.Struct, frozen=True):
 
 
 class HostMemory(msgspec.Struct, frozen=True):
-    """Effect of host memory behind the KV cache.
+    """Effect of host memory behind the KV cache, and of a disk behind it.
 
     Attributes:
         size: bytes. tokens: that it holds.
+        disk_size, disk_tokens: those of the disk; 0: there is none.
         served: with as many replicas as are needed without it.
         replicas: the fewest that keep the attainment with it; None: none that was tried does.
     """
 
     size: int
     tokens: int
+    disk_size: int
+    disk_tokens: int
     served: Served
     replicas: int | None
 
@@ -161,7 +164,8 @@ class Checked(msgspec.Struct, frozen=True):
         attainment, served: with them. one_less: attainment with one less; None: no smaller number.
         twice_attainment: at twice the load.
         twice_missed_ttft, twice_missed_tpot: shares of requests at twice the load; one may miss both.
-        host_memory: by size, those that were asked for; empty where no prompts share anything.
+        host_memory: those that were asked for, each without a disk and then with each; empty where no prompts share
+            anything.
     """
 
     replicas: int
@@ -212,6 +216,7 @@ def plan(
     config: FleetConfig,
     attainment: float,
     host_memory: Sequence[int] = (),
+    disks: Sequence[int] = (),
 ) -> Plan:
     """
     Args:
@@ -220,17 +225,23 @@ def plan(
             the largest that is tried.
         attainment: share of the requests that must keep their targets.
         host_memory: bytes of host memory behind the KV cache that are compared, of models with `kv_bytes_per_token`.
+        disks: bytes of disks behind each of these, of models with rates of their disk.
     """
+    tiers = [(memory, disk) for memory in host_memory for disk in (0, *disks)]
     plans = tuple(
-        plan_replica(name, requests, replace(config, replica=model), attainment, host_memory)
+        plan_replica(name, requests, replace(config, replica=model), attainment, tiers)
         for name, model in models.items()
     )
     return Plan(describe(requests), attainment, plans)
 
 
 def plan_replica(
-    name: str, requests: Requests, config: FleetConfig, attainment: float, host_memory: Sequence[int] = ()
+    name: str, requests: Requests, config: FleetConfig, attainment: float, tiers: Sequence[tuple[int, int]] = ()
 ) -> ReplicaPlan:
+    """
+    Args:
+        tiers: bytes of host memory and of the disk behind it.
+    """
     model, targets = config.replica, config.service_targets
     replica = Replica(model.cost, model.kv_tokens * (1 - model.kv_headroom))
     whole, part = _workload(requests, slice(None)), busiest(requests)
@@ -245,7 +256,7 @@ def plan_replica(
     peak_rate = largest_rate(replica, peak, targets, limits)
     peak_replicas = _count(traffic.peak_requests_per_second, peak_rate)
     # If a single request misses a target, more replicas do not help, and no simulation is needed.
-    found = None if peak_replicas is None else _check(requests, config, attainment, peak_replicas, host_memory)
+    found = None if peak_replicas is None else _check(requests, config, attainment, peak_replicas, tiers)
     count = found.replicas if found is not None else peak_replicas or 1
     each = traffic.peak_requests_per_second / count
     return ReplicaPlan(
@@ -289,7 +300,7 @@ def _best_simulated(requests: Requests, config: FleetConfig, attainment: float, 
 
 
 def _check(
-    requests: Requests, config: FleetConfig, attainment: float, guess: int, host_memory: Sequence[int]
+    requests: Requests, config: FleetConfig, attainment: float, guess: int, tiers: Sequence[tuple[int, int]]
 ) -> Checked | None:
     found = smallest_fleet(requests, config, attainment, guess, config.max_replicas)
     if found is None:
@@ -305,22 +316,23 @@ def _check(
         twice_missed_ttft=float((~(twice.ttft <= twice.ttft_target)).mean()),
         twice_missed_tpot=float((twice.tpot > twice.tpot_target).mean()),
         host_memory=tuple(
-            _with_host_memory(requests, config, attainment, found.replicas, size)
-            for size in (host_memory if requests.hash_ids else ())
+            _with_host_memory(requests, config, attainment, found.replicas, *sizes)
+            for sizes in (tiers if requests.hash_ids else ())
         ),
     )
 
 
 def _with_host_memory(
-    requests: Requests, config: FleetConfig, attainment: float, replicas: int, size: int
+    requests: Requests, config: FleetConfig, attainment: float, replicas: int, size: int, disk_size: int
 ) -> HostMemory:
     model = config.replica
     assert model.kv_bytes_per_token is not None
-    tokens = size // model.kv_bytes_per_token
-    with_it = replace(config, replica=replace(model, host_tokens=tokens))
+    tokens, disk_tokens = size // model.kv_bytes_per_token, disk_size // model.kv_bytes_per_token
+    with_it = replace(config, replica=replace(model, host_tokens=tokens, disk_tokens=disk_tokens))
     same = simulate_fleet(requests, with_it, Fixed(replicas))
     found = smallest_fleet(requests, with_it, attainment, replicas, config.max_replicas, {replicas: same})
-    return HostMemory(size, tokens, Served.of(same), None if found is None else found.replicas)
+    fewest = None if found is None else found.replicas
+    return HostMemory(size, tokens, disk_size, disk_tokens, Served.of(same), fewest)
 
 
 def _cost(price: float, replicas: int, traffic: Traffic) -> Cost:

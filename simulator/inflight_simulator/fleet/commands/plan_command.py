@@ -27,7 +27,7 @@ from inflight_simulator.fleet.commands.plan import (
     first_to_break,
     plan,
 )
-from inflight_simulator.fleet.commands.replica_file import FORMAT, MOST_HOST_TOKENS, read_replica
+from inflight_simulator.fleet.commands.replica_file import FORMAT, MOST_DISK_TOKENS, MOST_HOST_TOKENS, read_replica
 from inflight_simulator.fleet.config import ROUTINGS, FleetConfig, ReplicaModel, RequestTargets
 from inflight_simulator.fleet.requests import read_requests
 from inflight_simulator.trace_files import FORMATS
@@ -40,7 +40,8 @@ EPILOG = f"""\
 For each replica file: limits by the cost model (or the same with a larger token budget, where that keeps more requests
 in target in a simulation), replicas by the capacity model, and the smallest number of fixed replicas that keeps the
 targets in a simulation, with its cost. Then the first bottleneck as the load grows, and the attainment of these
-replicas at twice the load. Each file takes 4 to 12 simulations of ARRIVALS, and 2 to 6 more for each --host-memory.
+replicas at twice the load. Each file takes 4 to 12 simulations of ARRIVALS, and 2 to 6 more for each --host-memory
+alone and with each --disk.
 
 Without --replica: the reference replica of `inflight-simulate fleet`. Examples from data sheets, not measured, are in
 simulator/examples/replicas. `inflight-simulate calibrate` measures the cost model of an engine of your own.
@@ -78,6 +79,14 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
         help="say what this much host memory behind each replica's KV cache brings, as in 64Gi; may be repeated",
     )
     parser.add_argument(
+        "--disk",
+        type=size,
+        metavar="SIZE",
+        action="append",
+        default=[],
+        help="say what a disk of this size behind each --host-memory brings, as in 1Ti; may be repeated",
+    )
+    parser.add_argument(
         "--attainment",
         type=number(float, 0.01, 1.0),
         default=0.99,
@@ -108,7 +117,7 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
 def run_plan(flags: argparse.Namespace) -> int:
     """Raises InputError. Status 1: none of the replicas keeps the targets."""
     models = _models(flags.replica or [], flags.price)
-    _check_host_memory(flags.host_memory, models)
+    _check_tiers(flags.host_memory, flags.disk, models)
     config = FleetConfig(
         routing=flags.routing,
         max_replicas=flags.max_replicas,
@@ -122,7 +131,7 @@ def run_plan(flags: argparse.Namespace) -> int:
             "note: --host-memory brings nothing here: ARRIVALS does not say which prompts share a prefix",
             file=sys.stderr,
         )
-    found = plan(requests, models, config, flags.attainment, flags.host_memory)
+    found = plan(requests, models, config, flags.attainment, flags.host_memory, flags.disk)
     print(msgspec.json.encode(found).decode() if flags.json else plan_text(found, config.targets))
     return 0 if any(each.checked is not None for each in found.replicas) else 1
 
@@ -141,14 +150,22 @@ def _models(paths: list[Path], price: float | None) -> dict[str, ReplicaModel]:
     return models
 
 
-def _check_host_memory(sizes: Sequence[int], models: Mapping[str, ReplicaModel]) -> None:
-    """Raises InputError: the tokens in some size are unknown, or too many."""
-    for name, model in models.items() if sizes else ():
+def _check_tiers(host_memory: Sequence[int], disks: Sequence[int], models: Mapping[str, ReplicaModel]) -> None:
+    """Raises InputError: a disk is behind nothing or of unknown rates, or a size has unknown or too many tokens."""
+    if disks and not host_memory:
+        raise InputError("--disk needs --host-memory: the disk is behind it")
+    for name, model in models.items() if host_memory else ():
         if model.kv_bytes_per_token is None:
             raise InputError(f"--host-memory needs kv_bytes_per_token in the file of {name}")
-        if max(sizes) // model.kv_bytes_per_token > MOST_HOST_TOKENS:
-            most = MOST_HOST_TOKENS * model.kv_bytes_per_token
-            raise InputError(f"--host-memory must be at most {most} bytes for {name}, not {max(sizes)}")
+        if disks and (model.disk_read_token_s is None or model.disk_write_token_s is None):
+            raise InputError(f"--disk needs disk_read_token_s and disk_write_token_s in the file of {name}")
+        for flag, sizes, most in (
+            ("--host-memory", host_memory, MOST_HOST_TOKENS),
+            ("--disk", disks, MOST_DISK_TOKENS),
+        ):
+            if max(sizes, default=0) // model.kv_bytes_per_token > most:
+                most *= model.kv_bytes_per_token
+                raise InputError(f"{flag} must be at most {most} bytes for {name}, not {max(sizes)}")
 
 
 _MEANING = {
@@ -225,9 +242,14 @@ def _replica(each: ReplicaPlan, attainment: float) -> list[str]:
             if memory.replicas is None
             else f"{_keep(memory.replicas)} {_percent(attainment)}"
         )
+        disk = f" and a disk of {_size(memory.disk_size, memory.disk_tokens)}" if memory.disk_size else ""
         brings = f"{_served(memory.served, checked.replicas)}; {fewest}"
-        lines.append(_line("", f"{memory.size / 2**30:,.4g} GiB, {memory.tokens:,} tokens: {brings}"))
+        lines.append(_line("", f"{_size(memory.size, memory.tokens)}{disk}: {brings}"))
     return lines
+
+
+def _size(size: int, tokens: int) -> str:
+    return f"{size / 2**30:,.4g} GiB, {tokens:,} tokens"
 
 
 def _served(served: Served, replicas: int) -> str:

@@ -18,7 +18,10 @@ A replica's FILE, which `inflight-simulate calibrate --replica` writes, is a JSO
   kv_tokens           tokens that its KV cache holds
   block_size          tokens in a KV block (default 16)
   host_tokens         tokens that host memory behind the KV cache holds (default 0)
-  kv_bytes_per_token  bytes of a token's keys and values, for `plan --host-memory` (default: unknown)
+  disk_tokens         tokens that a disk behind that memory holds (default 0)
+  disk_read_token_s   seconds in which the disk reads the keys and values of a token; needed with a disk
+  disk_write_token_s  seconds in which it writes them; needed with a disk
+  kv_bytes_per_token  bytes of a token's keys and values, for `plan --host-memory` and `--disk` (default: unknown)
   kv_headroom         share of the blocks that admission leaves free (default 0.01)
   capacity            largest limits that it takes: {"max_num_seqs": 512, "max_num_batched_tokens": 16384}
   noise               standard deviation of the logarithm of a step's time (default 0.03)
@@ -28,6 +31,8 @@ A replica's FILE, which `inflight-simulate calibrate --replica` writes, is a JSO
 MOST_HOST_TOKENS = 10**9
 """The simulator allocates memory for their blocks."""
 
+MOST_DISK_TOKENS = 10**12
+
 
 class ReplicaFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """The file's fields; see `FORMAT`."""
@@ -36,6 +41,9 @@ class ReplicaFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     kv_tokens: int
     block_size: int = 16
     host_tokens: int = 0
+    disk_tokens: int = 0
+    disk_read_token_s: float | None = None
+    disk_write_token_s: float | None = None
     kv_bytes_per_token: int | None = None
     kv_headroom: float = 0.01
     capacity: Limits = REFERENCE_CAPACITY
@@ -75,6 +83,9 @@ def _check(file: ReplicaFile) -> None:
         ("block_size", file.block_size, 1, 1_000_000),
         ("kv_tokens", file.kv_tokens, file.block_size, 10**10),
         ("host_tokens", file.host_tokens, 0, MOST_HOST_TOKENS),
+        ("disk_tokens", file.disk_tokens, 0, MOST_DISK_TOKENS),
+        ("disk_read_token_s", 1 if file.disk_read_token_s is None else file.disk_read_token_s, 1e-12, 1),
+        ("disk_write_token_s", 1 if file.disk_write_token_s is None else file.disk_write_token_s, 1e-12, 1),
         ("kv_bytes_per_token", 1 if file.kv_bytes_per_token is None else file.kv_bytes_per_token, 1, 10**9),
         ("kv_headroom", file.kv_headroom, 0, 0.9),
         ("capacity.max_num_seqs", file.capacity.max_num_seqs, 1, 100_000),
@@ -84,3 +95,8 @@ def _check(file: ReplicaFile) -> None:
     ):
         if not least <= value <= most:
             raise InputError(f"{name} must be between {least} and {most:g}, not {value}")
+    if file.disk_tokens:
+        if file.host_tokens < file.block_size:
+            raise InputError("disk_tokens needs host_tokens of at least block_size: the disk is behind host memory")
+        if file.disk_read_token_s is None or file.disk_write_token_s is None:
+            raise InputError("disk_tokens needs disk_read_token_s and disk_write_token_s")

@@ -18,6 +18,7 @@ from inflight_settings.limits import LimitsInForce
 from inflight_simulator.arrivals import OUTPUT_TOKEN
 from inflight_simulator.cost import load_rates
 from inflight_simulator.fleet.config import FleetConfig
+from inflight_simulator.fleet.replicas.disk import DiskTier
 from inflight_simulator.fleet.replicas.meter import Meter
 from inflight_simulator.fleet.replicas.noise import Noise
 from inflight_simulator.fleet.replicas.request_states import RequestStates
@@ -97,6 +98,8 @@ class Replica:
         self.scheduler.limits = config.limits
         self.scheduler.deadlines.cost = config.replica.cost
         self.scheduler.offload.rates = load_rates(config.replica.cost)
+        has_disk = scheduling.has_tier and config.replica.disk_tokens >= scheduling.block_size
+        self._disk = DiskTier(config.replica, self.scheduler) if has_disk else None
         self._states = states
         self._cost = config.replica.cost
         self._noise = noise
@@ -154,9 +157,10 @@ class Replica:
         self._arrived_tokens += tokens
         if self._meter is not None:
             self._meter.arrived(tokens)
-        if self.event == NEVER:
-            self.event, self.starts = now, True
-        elif self._ends and self.scheduler.num_running < self.scheduler.limits.max_num_seqs:
+        if self.event == NEVER or self.starts:
+            # Requests that wait for the disk may start later.
+            self.event, self.starts = min(self.event, now), True
+        elif self._disk is not None or self.scheduler.num_running < self.scheduler.limits.max_num_seqs:
             self._cut_run(now)
 
     def withdraw(self, request_id: int, now: float) -> tuple[Request, list[bytes], float]:
@@ -215,6 +219,8 @@ class Replica:
 
     def step(self) -> None:
         """Process the next event."""
+        if self._disk is not None:
+            self._disk.advance(self.event)
         if self.starts:
             self._start(self.event)
         else:
@@ -234,17 +240,21 @@ class Replica:
             self._commit(bisect_right(ends, now))
 
     def _start(self, now: float) -> None:
-        scheduler = self.scheduler
+        scheduler, disk = self.scheduler, self._disk
         if self._arrived:
             self._hand_over()
+        if disk is not None:
+            for request in disk.take():
+                self._submit(request)
         steps = scheduler.steady_steps()
         if steps:
             self._start_run(min(steps, _AHEAD), now)
             return
         plan = scheduler.schedule(now)
         if plan is None:
-            # All arrived requests were rejected.
-            self.event, self.idle_s = NEVER, now
+            # All requests that have arrived were refused, or wait for the disk.
+            self.event = disk.next_s if disk is not None and self.outstanding else NEVER
+            self.idle_s = now
             return
         for each in plan.preemptions:
             self._lost_s[each.request_id] = now
@@ -271,6 +281,8 @@ class Replica:
         self._ends = seconds.cumsum().tolist()
         self._begun = now
         self.event, self.starts = self._ends[-1], False
+        if self._disk is not None:
+            self._cut_run(self._disk.next_s)
         if self._meter is not None:
             self._meter.started(work, self._ends[0] - now, self._ends[0])
 
@@ -345,21 +357,30 @@ class Replica:
             self._meter.finished(request_id, tokens, now - self._states.first_s[request_id])
 
     def _hand_over(self) -> None:
-        """Submit arrived requests to the scheduler."""
+        """Submit arrived requests to the scheduler, but for those that wait for the disk."""
         states = self._states
         for request_id in self._arrived:
-            request = self._moved.get(request_id) or Request(
-                request_id,
-                states.prompt_token_ids(request_id),
-                _sampling(states.output_tokens[request_id]),
-                states.sent_s[request_id],
-                _scheduling(states.tenant(request_id)),
-            )
-            try:
-                self.scheduler.add(request)
-            except CannotFitError:
-                self.outstanding -= 1
-                self.refused.append(request_id)
-                states.ended.append(request_id)
+            # One that another replica has begun has read what it needs from there.
+            request = self._moved.get(request_id)
+            if request is None:
+                request = Request(
+                    request_id,
+                    states.prompt_token_ids(request_id),
+                    _sampling(states.output_tokens[request_id]),
+                    states.sent_s[request_id],
+                    _scheduling(states.tenant(request_id)),
+                )
+                if self._disk is not None and self._disk.put(request):
+                    continue
+            self._submit(request)
         self._arrived.clear()
         self._arrived_tokens = 0
+
+    def _submit(self, request: Request) -> None:
+        """Submit a request to the scheduler."""
+        try:
+            self.scheduler.add(request)
+        except CannotFitError:
+            self.outstanding -= 1
+            self.refused.append(request.request_id)
+            self._states.ended.append(request.request_id)
