@@ -33,7 +33,8 @@ IN_PARALLEL = ("-n", "auto", "--maxprocesses=4", "--dist=loadfile", "--no-loadsc
 # From the folders that have some: to import all others takes longer than most of these tests.
 CONTRACT = (
     *("-m", "contract", "tests/chart", "tests/tools/localcluster", "tests/contract", "tests/vllm_plugin"),
-    *("tests/deploy", "tests/engine/kv_events", "tests/gateway/relay/answers", "tests/e2e/clients"),
+    *("tests/deploy", "tests/engine/kv_events", "tests/gateway/engines", "tests/gateway/relay/answers"),
+    "tests/e2e/clients",
 )
 
 

@@ -12,8 +12,8 @@ _HEAD = """# Clients of others
 `make e2e-clients` runs clients and test suites of other projects against an engine with the built-in model on the CPU,
 directly and through a gateway in front of it (Envoy, relay and picker as processes; no cluster), and prints a table of
 the results. Each suite runs in an environment of its own, which uv makes from the pinned versions below; none of them
-installs PyTorch, and none asks another server. smg calls the engine's gRPC port, which the gateway does not forward, so
-it runs directly only.
+installs PyTorch, and none asks another server. smg and Dynamo's indexer run directly only: they use the engine's gRPC
+port and its KV cache events, which the gateway does not forward.
 
 ```bash
 make e2e-clients                                            # all

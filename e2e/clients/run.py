@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
 from e2e.clients.environment import VARIABLES, command
@@ -18,14 +21,18 @@ from tools.measure import served
 from tools.measure.served import free_port, log_end, process, served_engine
 
 MODEL = "smollm2"
-GRPC, PREFILL = "grpc", "prefill"
-"""Names among the addresses of ways: of the engine's gRPC port, and of that of a second engine."""
+GRPC, SERVE = "grpc", "serve"
+"""Names beside the ways: of the address of the engine's gRPC port, and of the command that starts another engine of the
+same service."""
 SUITE_SECONDS = 900
 
 GENERATION = {"temperature": 0.0, "max_new_tokens": 512}
 """Sampling of requests that do not say theirs: the same answers in each run, of a length that suits a CPU."""
 
-_FLAGS = ("--served-model-name", MODEL, "--tool-call-parser", "hermes", "--dtype", "float32", "--swap-space", "256Mi")
+_FLAGS = (
+    *("--served-model-name", MODEL, "--tool-call-parser", "hermes", "--dtype", "float32", "--swap-space", "256Mi"),
+    *("--admin-port", "0"),
+)
 _PYTEST = ("--config-file=/dev/null", "--import-mode=importlib", "-p", "no:cacheprovider", "-q", "--tb=short")
 _WHOLE = (0, 1)
 """Exit codes of pytest after all tests: all passed, some failed."""
@@ -40,12 +47,11 @@ def write_tokenizer(folder: Path) -> None:
 
 
 @contextmanager
-def servers(folder: Path, *, pair: bool) -> Iterator[dict[str, str]]:
-    """An engine and a gateway in front of it. Yields the address by way, and those of `GRPC` and `PREFILL`.
+def servers(folder: Path) -> Iterator[dict[str, str]]:
+    """An engine and a gateway in front of it. Yields the address by way, and what `GRPC` and `SERVE` name.
 
     Args:
         folder: for their files; new or empty.
-        pair: there is a second engine, of the same service.
 
     Raises:
         FileExistsError: another run's files are there.
@@ -55,24 +61,21 @@ def servers(folder: Path, *, pair: bool) -> Iterator[dict[str, str]]:
     defaults.mkdir(parents=True)
     (defaults / "generation_config.json").write_text(json.dumps(GENERATION))
     flags = (*_FLAGS, "--generation-config", str(defaults))
-
-    @contextmanager
-    def started(name: str) -> Iterator[tuple[str, str]]:
-        grpc, environment = free_port(), {"INFLIGHT_ADMIN_TOKEN": "clients", "INFLIGHT_POD_UID": name}
-        with served_engine(
-            folder / f"{name}.log", *flags, "--grpc-port", str(grpc), "--admin-port", "0", environment=environment
-        ) as url:
-            yield url, f"grpc://127.0.0.1:{grpc}"
-
-    with (
-        started("engine") as (engine, grpc),
-        started("prefill") if pair else nullcontext(("", "")) as (_, prefill),
-    ):
+    token, grpc = {"INFLIGHT_ADMIN_TOKEN": "clients"}, free_port()
+    # A suite has no PYTHONPATH, and runs in another folder.
+    variables = {**token, "INFLIGHT_POD_UID": "another", "PYTHONPATH": os.pathsep.join(sys.path)}
+    another = ("env", *(f"{name}={value}" for name, value in variables.items()), str(served.ENGINE), "serve")
+    with served_engine(
+        folder / "engine.log",
+        *(*flags, "--grpc-port", str(grpc)),
+        environment={**token, "INFLIGHT_POD_UID": "engine"},
+    ) as engine:
         service = {"name": MODEL, "endpoints": [engine.removeprefix("http://")], "max_num_seqs": 256}
         # Clients have an address and a name of a model, and no name of a host that is a service's.
         with gateways(folder / "gateway", [service], flags=("--model-namespace", "default")) as running:
             gateway = f"http://127.0.0.1:{running.pods[0].port}"
-            yield {DIRECT: engine, GATEWAY: gateway, GRPC: grpc, PREFILL: prefill}
+            serve = shlex.join((*another, served.MODEL, *flags))
+            yield {DIRECT: engine, GATEWAY: gateway, GRPC: f"grpc://127.0.0.1:{grpc}", SERVE: serve}
 
 
 def run(suite: Suite, way: str, urls: Mapping[str, str], folder: Path) -> Results:
@@ -90,7 +93,7 @@ def run(suite: Suite, way: str, urls: Mapping[str, str], folder: Path) -> Result
     tests = ("python", "-m", "pytest", *_PYTEST, f"--rootdir={FOLDER}", f"--junitxml={report}", *suite.options)
     write_tokenizer(folder / "tokenizer")
     places = {"INFLIGHT_URL": urls[way], "INFLIGHT_ENGINE": urls[DIRECT]}
-    places |= {"INFLIGHT_GRPC": urls[GRPC], "INFLIGHT_PREFILL": urls[PREFILL]}
+    places |= {"INFLIGHT_GRPC": urls[GRPC], "INFLIGHT_SERVE": urls[SERVE]}
     places["INFLIGHT_TOKENIZER"] = str(folder / "tokenizer")
     variables = {**VARIABLES, **places, "INFLIGHT_MODEL": MODEL}
     with process(log, command(suite, *tests, str(suite.tests)), variables, folder) as running:
@@ -115,7 +118,7 @@ def run_all(
 ) -> dict[Suite, dict[str, Results | str]]:
     """Returns the results by suite and way; a text: why there are none. Raises: see `servers`."""
     found: dict[Suite, dict[str, Results | str]] = {}
-    with servers(folder, pair=any(suite.pair for suite in suites)) as urls:
+    with servers(folder) as urls:
         for suite in suites:
             found[suite] = {}
             for way in ways:

@@ -27,7 +27,6 @@ class Suite:
         requirements: that are installed beside pytest; the first is the client. `pins` has all of their dependencies.
         options: of pytest.
         ways: that lead from the client to the engine; the gateway forwards HTTP only.
-        pair: a second engine computes prompts for the first one.
         known: reason by pattern (`fnmatch`) of the ids of tests that do not pass, each behind `direct` or `gateway`.
     """
 
@@ -36,7 +35,6 @@ class Suite:
     requirements: tuple[str, ...]
     options: tuple[str, ...] = ()
     ways: tuple[str, ...] = WAYS
-    pair: bool = False
     known: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -90,5 +88,6 @@ SUITES = (
         },
     ),
     Suite("lm-eval", 6, ("lm-eval[api]==0.4.13", "transformers==5.23.0")),
-    Suite("smg", 9, ("smg==1.13.0", "openai==3.54.0"), ways=(DIRECT,), pair=True),
+    Suite("smg", 10, ("smg==1.13.0", "openai==3.54.0"), ways=(DIRECT,)),
+    Suite("dynamo", 2, ("ai-dynamo-runtime==1.6.1",), ways=(DIRECT,)),
 )

@@ -1,12 +1,11 @@
 """smg, a router, in front of the engine's gRPC port: chat, streams, structured output, log-probabilities, refusals,
-clients that leave, connections that break, and prompts computed by a second engine, with OpenAI's SDK as the router's
-client."""
+clients that leave, connections that break, prompts computed by a second engine, and one that is killed, with OpenAI's
+SDK as the router's client."""
 
 import asyncio
 import contextlib
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -21,42 +20,43 @@ LONG = [{"role": "user", "content": "Tell a very long story about the sea."}]
 SAME = {"temperature": 0, "max_tokens": 24}
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@pytest.fixture(scope="module")
+def router(model, free_port):
+    """Runs routers: `router(workers, folder)` has one in front of workers, which these flags name, while a block runs,
+    and yields its address."""
 
+    @contextlib.contextmanager
+    def router(workers, folder):
+        port = free_port()
+        command = [sys.executable, "-m", "smg", "launch", "--host", "127.0.0.1", "--port", str(port)]
+        command += [*workers, "--worker-startup-check-interval", "1"]
+        command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
+        with (folder / "smg.log").open("wb") as log:
+            running = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            address = f"http://127.0.0.1:{port}/v1"
+            client = openai.OpenAI(base_url=address, api_key="none", max_retries=0)
+            deadline = time.monotonic() + READY_SECONDS
+            while True:
+                try:
+                    client.chat.completions.create(model=model, messages=QUESTION, max_tokens=1)
+                    break
+                except openai.OpenAIError as error:
+                    if running.poll() is not None or time.monotonic() > deadline:
+                        said = (folder / "smg.log").read_text()[-2000:]
+                        raise AssertionError(f"not ready: {error}: {said}") from None
+                    time.sleep(0.2)
+            yield address
+        finally:
+            running.kill()
+            running.wait()
 
-@contextlib.contextmanager
-def router(workers, model, folder):
-    """A router in front of workers, which these flags name. Yields its address."""
-    port = free_port()
-    command = [sys.executable, "-m", "smg", "launch", "--host", "127.0.0.1", "--port", str(port)]
-    command += [*workers, "--worker-startup-check-interval", "1"]
-    command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
-    with (folder / "smg.log").open("wb") as log:
-        running = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-    try:
-        address = f"http://127.0.0.1:{port}/v1"
-        client = openai.OpenAI(base_url=address, api_key="none", max_retries=0)
-        deadline = time.monotonic() + READY_SECONDS
-        while True:
-            try:
-                client.chat.completions.create(model=model, messages=QUESTION, max_tokens=1)
-                break
-            except openai.OpenAIError as error:
-                if running.poll() is not None or time.monotonic() > deadline:
-                    raise AssertionError(f"not ready: {error}: {(folder / 'smg.log').read_text()[-2000:]}") from None
-                time.sleep(0.2)
-        yield address
-    finally:
-        running.kill()
-        running.wait()
+    return router
 
 
 @pytest.fixture(scope="module")
-def address(model, tmp_path_factory):
-    with router(["--worker-urls", os.environ["INFLIGHT_GRPC"]], model, tmp_path_factory.mktemp("smg")) as address:
+def address(router, tmp_path_factory):
+    with router(["--worker-urls", os.environ["INFLIGHT_GRPC"]], tmp_path_factory.mktemp("smg")) as address:
         yield address
 
 
@@ -166,12 +166,20 @@ def loaded_blocks(url):
         return float(re.search(rb"inflight_peer_loaded_blocks_total{[^}]*} (\S+)", answer.read())[1])
 
 
-def test_one_engine_computes_prompts_and_another_one_answers(direct, url, model, tmp_path):
-    told = [{"role": "user", "content": f"Sum up: {' '.join(f'line {number} says {number};' for number in range(60))}"}]
+@pytest.fixture
+def another(serve, free_port):
+    """An engine of the test's own: its address, its gRPC address and its process."""
+    port = free_port()
+    url, process = serve("--grpc-port", str(port))
+    return url, f"grpc://127.0.0.1:{port}", process
+
+
+def test_one_engine_computes_prompts_and_another_one_answers(another, router, direct, url, model, tmp_path):
+    told = [{"role": "user", "content": f"Sum up: {' '.join(f'line {number} says {number};' for number in range(30))}"}]
     asked = {"model": model, "messages": told, **SAME}
-    workers = ["--prefill", os.environ["INFLIGHT_PREFILL"], "--decode", os.environ["INFLIGHT_GRPC"]]
+    workers = ["--prefill", another[1], "--decode", os.environ["INFLIGHT_GRPC"]]
     with (
-        router(["--pd-disaggregation", *workers], model, tmp_path) as address,
+        router(["--pd-disaggregation", *workers], tmp_path) as address,
         openai.OpenAI(base_url=address, api_key="none", max_retries=0) as client,
     ):
         before = loaded_blocks(url)
@@ -195,7 +203,7 @@ async def pipe(reader, writer):
     writer.close()
 
 
-def test_a_connection_that_breaks_ends_its_requests_and_the_next_one_works(url, model, tmp_path):
+def test_a_connection_that_breaks_ends_its_requests_and_the_next_one_works(router, url, model, tmp_path):
     host, port = os.environ["INFLIGHT_GRPC"].removeprefix("grpc://").split(":")
     opened = []
 
@@ -207,7 +215,7 @@ def test_a_connection_that_breaks_ends_its_requests_and_the_next_one_works(url, 
     async def check():
         server = await asyncio.start_server(forward, "127.0.0.1", 0)
         worker = f"grpc://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        running = router(["--worker-urls", worker], model, tmp_path)
+        running = router(["--worker-urls", worker], tmp_path)
         address = await asyncio.to_thread(running.__enter__)
         try:
             async with openai.AsyncOpenAI(base_url=address, api_key="none", max_retries=0) as client:
@@ -232,3 +240,37 @@ def test_a_connection_that_breaks_ends_its_requests_and_the_next_one_works(url, 
             server.close()
 
     asyncio.run(check())
+
+
+async def ending(stream):
+    """Returns the finish reasons of a stream, or the error that it ends with."""
+    try:
+        return [choice.finish_reason async for each in stream for choice in each.choices if choice.finish_reason]
+    except openai.APIError as error:
+        return error
+
+
+def test_an_engine_that_is_killed_ends_its_streams_with_errors_and_the_other_one_answers(
+    another, router, direct, url, model, tmp_path
+):
+    other_url, other, process = another
+    expected = direct.chat.completions.create(model=model, messages=QUESTION, **SAME).choices[0].message.content
+    asked = {"model": model, "messages": LONG, "max_tokens": 400, "extra_body": {"ignore_eos": True}}
+
+    async def check(address):
+        async with openai.AsyncOpenAI(base_url=address, api_key="none", max_retries=0) as client:
+            streams = [await client.chat.completions.create(**asked, stream=True) for _ in range(6)]
+            for each in streams:
+                await anext(aiter(each))
+            assert (num_unfinished(url), num_unfinished(other_url)) == (3, 3)
+            process.kill()
+            later = (client.chat.completions.create(model=model, messages=QUESTION, **SAME) for _ in range(6))
+            found = await asyncio.gather(*map(ending, streams), *later)
+            return found[:6], found[6:]
+
+    workers = ["--worker-urls", os.environ["INFLIGHT_GRPC"], other, "--policy", "round_robin"]
+    with router(workers, tmp_path) as address:
+        endings, later = asyncio.run(check(address))
+    assert [each for each in endings if not isinstance(each, openai.APIError)] == [["length"]] * 3
+    assert {each.choices[0].message.content for each in later} == {expected}
+    wait_idle(url)

@@ -8,7 +8,7 @@ import pytest
 
 from e2e.clients.__main__ import faults, main, parser, rows
 from e2e.clients.results import read
-from e2e.clients.run import GRPC, PREFILL, run
+from e2e.clients.run import GRPC, SERVE, run
 from e2e.clients.suites import PYTEST, SUITES, WAYS, Suite
 
 REPORT = """<testsuites><testsuite>
@@ -85,7 +85,7 @@ def test_a_suite_is_pinned_with_all_that_it_requires_and_without_torch(suite):
 def ran(monkeypatch, tmp_path):
     """Runs a shell script in place of a suite's pytest."""
     monkeypatch.setattr("e2e.clients.run.write_tokenizer", lambda folder: None)
-    urls = dict.fromkeys((*WAYS, GRPC, PREFILL), "")
+    urls = dict.fromkeys((*WAYS, GRPC, SERVE), "")
 
     def ran(script):
         monkeypatch.setattr("e2e.clients.run.command", lambda *_: ["sh", "-c", script])

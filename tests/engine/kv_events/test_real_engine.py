@@ -1,4 +1,4 @@
-"""Events of a real engine, as vLLM's decoder and Dynamo's indexer read them, and after its engine process was lost."""
+"""Events of a real engine, as vLLM's decoder reads them, and after its engine process was lost."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ PROMPT = [*range(100, 100 + 5 * BLOCK)]
 
 @pytest.fixture(params=[(), ("--swap-space=64Mi", "--preemption=swap")], ids=["device", "host memory too"])
 def published(tmp_path, request):
-    """A server that publishes its events, their configuration, and a consumer."""
+    """A server that publishes its events, and a consumer."""
     ports = [free_port(), free_port()]
     fields = {
         "enable_kv_cache_events": True,
@@ -37,9 +37,8 @@ def published(tmp_path, request):
     }
     small = f"--max-num-seqs 4 --max-num-batched-tokens 64 --block-size {BLOCK} --num-kv-blocks {NUM_BLOCKS}"
     running = RealServer(tmp_path, *small.split(), *request.param, "--kv-events-config", json.dumps(fields))
-    config = KVEventsConfig(**fields)
-    with contextlib.closing(running), contextlib.closing(Consumer(config)) as consumer:
-        yield running.wait_ready(), config, consumer
+    with contextlib.closing(running), contextlib.closing(Consumer(KVEventsConfig(**fields))) as consumer:
+        yield running.wait_ready(), consumer
 
 
 def generate(server, token_ids, **fields):
@@ -61,7 +60,7 @@ def follow_until(consumer, condition):
 
 @pytest.mark.slow
 def test_a_consumer_follows_prompts_evictions_and_a_new_engine_process(published):
-    server, _, consumer = published
+    server, consumer = published
     generate(server, PROMPT)
     follow_until(consumer, lambda: len(consumer.hashes) == len(PROMPT) // BLOCK)
     assert consumer.events[0] == {"type": "AllBlocksCleared"}
@@ -125,72 +124,3 @@ def test_vllms_own_decoder_reads_the_batches():
     assert f"block_hashes=[{short(second)}], parent_block_hash={short(first)}, token_ids=[4, 5, 6, 7]" in others[1]
     assert "medium='CPU'" in others[1]
     assert f"block_hashes=[{short(first)}, {short(second)}], medium='GPU', group_idx=0" in others[2]
-
-
-class Indexer:
-    """Dynamo's indexer, of one engine. Args: config: of the engine's events."""
-
-    def __init__(self, folder, config):
-        self.port, self._log = free_port(), (folder / "indexer").open("wb")
-        python = python_of("dynamo", "make it with `python3 -m venv`, and install ai-dynamo-runtime==1.6.1")
-        command = [python, "-m", "dynamo.indexer", "--port", str(self.port)]
-        self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
-        self.wait_for(self._healthy)
-        endpoints = {name: getattr(config, name).replace("*", "127.0.0.1") for name in ("endpoint", "replay_endpoint")}
-        self._post("register", instance_id=1, block_size=BLOCK, **endpoints)
-
-    def matched(self, token_ids):
-        """Returns the leading tokens that the engine has, as far as the indexer knows."""
-        found = self._post("query", token_ids=token_ids)["instances"]
-        return found["1"]["longest_matched"] if found else 0
-
-    def comes_to_know(self, token_ids, matched):
-        self.wait_for(lambda: self.matched(token_ids) == matched)
-
-    def close(self):
-        self._process.kill()
-        self._process.wait()
-        self._log.close()
-
-    def _healthy(self):
-        with contextlib.suppress(httpx.TransportError):
-            return httpx.get(f"http://127.0.0.1:{self.port}/health", verify=CERTIFICATES).status_code == 200
-
-    def _post(self, path, **fields):
-        body = {"model_name": "smollm2", **fields}
-        answer = httpx.post(f"http://127.0.0.1:{self.port}/{path}", json=body, timeout=20, verify=CERTIFICATES)
-        assert answer.is_success, answer.text
-        return answer.json()
-
-    def wait_for(self, condition):
-        deadline = time.monotonic() + 60
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-
-
-@pytest.mark.contract
-def test_dynamos_indexer_knows_what_the_engine_has(published, tmp_path):
-    """The first message that it gets leaves a gap, so it asks for those before."""
-    server, config, _ = published
-    generate(server, PROMPT)
-    with contextlib.closing(Indexer(tmp_path, config)) as indexer:
-        indexer.comes_to_know(PROMPT, 0)  # nothing has come yet
-        firsts = iter(range(20_000, 40_000, 100))
-
-        def listens():  # a subscription takes a while, and does not say when it is there
-            prompt = [*range(first := next(firsts), first + BLOCK)]
-            generate(server, prompt)
-            return indexer.matched(prompt) == BLOCK
-
-        indexer.wait_for(listens)
-        indexer.comes_to_know(PROMPT, 5 * BLOCK)
-        indexer.comes_to_know(PROMPT[: 2 * BLOCK] + PROMPT, 2 * BLOCK)
-        for first in range(1000, 7000, 1000):
-            generate(server, [*range(first, first + 5 * BLOCK)])
-        indexer.comes_to_know(PROMPT, 0)
-        indexer.comes_to_know([*range(6000, 6000 + 5 * BLOCK)], 5 * BLOCK)
-        os.kill(server.engine_pid(), signal.SIGKILL)
-        generate(server, PROMPT)
-        indexer.comes_to_know([*range(6000, 6000 + 5 * BLOCK)], 0)
-        indexer.comes_to_know(PROMPT, 5 * BLOCK)
