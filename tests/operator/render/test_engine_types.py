@@ -59,6 +59,7 @@ def test_the_command_of_vllm_for_a_service_of_four_lines():
         "--max-num-batched-tokens=8192",
         "--revision=main",
         "--gpu-memory-utilization=0.9",
+        "--enable-prompt-tokens-details",
         "--shutdown-timeout=120",
         "--scheduler-cls=inflight_vllm.scheduler.LiveScheduler",
         "--middleware=inflight_vllm.middleware.Inflight",
@@ -103,6 +104,7 @@ def test_every_field_that_vllm_has_reaches_its_command():
         "--reasoning-parser=olmo3",
         "--enable-auto-tool-choice",
         "--no-enable-prefix-caching",
+        "--enable-prompt-tokens-details",
         "--shutdown-timeout=90",
         "--enable-sleep-mode",
     ]

@@ -133,6 +133,8 @@ def vllm_command(service: InferenceService, observability: EngineObservability) 
         *(f"--{flag}={value}" for flag, value in optional.items() if value is not None),
         *([] if engine.tool_call_parser is None else ["--enable-auto-tool-choice"]),
         *([] if cache.prefix_caching else ["--no-enable-prefix-caching"]),
+        # Without it usage has no `cached_tokens`, which clients and the gateway's metrics count.
+        "--enable-prompt-tokens-details",
         # vLLM ends requests in flight at SIGTERM unless it has time for them.
         f"--shutdown-timeout={_drain_seconds(spec)}",
         *(_plugin_flags(spec) if engine.plugin else []),
