@@ -170,7 +170,7 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
         num_stored_blocks, num_loaded_blocks, num_failed_loads: blocks copied to host memory and from there since start,
             and those that were damaged there.
         num_disk_blocks: blocks on the disk.
-        num_disk_stored, num_disk_loaded, num_disk_failed, num_disk_dropped, disk_seconds_per_block: as in `DiskThread`.
+        num_disk_stored, num_disk_loaded, num_disk_failed, num_disk_dropped, disk_seconds_per_block: as in `DiskWork`.
         disk_wait_seconds, num_disk_slower, num_disk_stalled, num_disk_full, num_disk_late: as in `TierLoads`.
         num_peer_loaded, num_peer_failed, peer_seconds_per_block: as in `PeerReader`. num_peer_late: as in
             `TierLoads`.

@@ -50,7 +50,7 @@ def derive_key(token: bytes, *identity: str) -> bytes:
 
 
 class DiskStore:
-    """Blocks by the hash of their content, the least recently used of which makes room for others.
+    """A `Store` in one file.
 
     The file is a row of slots, each a page with the name of a block, then the block; both are encrypted with AES-GCM,
     whose tag is the checksum. A name is wiped before its slot gets another block and written after it, so a process

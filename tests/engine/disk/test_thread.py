@@ -49,12 +49,12 @@ def memory():
 def open_thread(tmp_path, memory):
     threads = []
 
-    def opened(slots=4, events=False, **fields):
+    def opened(slots=4, events=False, content=memory.contents.get, **fields):
         woken = threading.Semaphore(0)
         thread = DiskThread(
             lambda: DiskStore(tmp_path, slots * 8192, BLOCK, b"k" * 32),
             memory,
-            content=memory.contents.get,
+            content=content,
             wake=woken.release,
             events=events,
             **fields,
@@ -108,16 +108,12 @@ def test_a_place_that_has_other_content_by_now_is_not_written(open_thread, memor
     assert [name for name in NAMES if thread.finds(None, name)] == [NAMES[2]]
 
 
-def test_a_place_that_gets_its_content_again_is_not_written_before_the_copy_that_brings_it(tmp_path, memory):
+def test_a_place_that_gets_its_content_again_is_not_written_before_the_copy_that_brings_it(open_thread, memory):
     """While the disk hung, it had other content: what is there is not what it has by the plan."""
     scheduler = Scheduler(replace(SMALL, num_host_blocks=1, preemption="swap"))
     offload, evict = scheduler.offload, scheduler.running.pool.offload
-    thread = DiskThread(
-        lambda: DiskStore(tmp_path, 4 * 8192, BLOCK, b"k" * 32), memory, content=offload.content, wake=lambda: None
-    )
+    thread = open_thread(content=offload.content)
     offload.stored = thread.store
-    thread.start()
-    assert thread.wait_open(10)
     reached, holds = threading.Event(), threading.Event()
 
     def hang():
@@ -139,7 +135,6 @@ def test_a_place_that_gets_its_content_again_is_not_written_before_the_copy_that
     offload.take_in(2)
     until(lambda: thread.num_stored == 1)
     assert thread.finds(None, NAMES[0])
-    thread.close()
 
 
 def test_a_place_that_gets_other_content_while_it_is_written_is_not_found(open_thread, memory, monkeypatch):

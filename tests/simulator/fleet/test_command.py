@@ -160,6 +160,7 @@ def test_a_broken_gzip_file_is_named(tmp_path):
         ({"kv_tokens": 3}, "kv_tokens"),
         ({"host_tokens": 10**10}, "host_tokens"),
         ({"disk_tokens": 400}, "disk_tokens needs host_tokens"),
+        ({"disk_tokens": 5, "host_tokens": 400}, "disk_tokens must be 0 or at least block_size"),
         ({"disk_tokens": 400, "host_tokens": 400, "disk_read_token_s": 1e-5}, "needs .* and disk_write_token_s"),
         ({"disk_tokens": -1}, "disk_tokens"),
         ({"disk_write_token_s": 0}, "disk_write_token_s"),

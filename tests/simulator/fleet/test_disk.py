@@ -87,6 +87,31 @@ def test_a_request_waits_for_its_blocks_while_others_go_on(read_token_s, waits_s
     assert run.prefix_hits == 80 - num_computed
 
 
+def test_a_request_that_waits_for_the_disk_counts_as_waiting_with_its_prompt():
+    """The load of the test above: it waits for 3.6 s, and 8 tokens are computed."""
+    prompts = [*range(5), 0, 9]
+    requests = Requests(
+        np.arange(0.0, 700, 100),
+        np.full(len(prompts), 80),
+        np.ones(len(prompts), np.int64),
+        tuple((2 * each, 2 * each + 1) for each in prompts),
+        hash_tokens=TURN,
+    )
+    replica = replace(with_disk(model(12, 20), 100, 0.05), cost=CostModel(1e-9, 1e-9, 0.1, 0.0, 0.0))
+    seen = {}
+
+    class Looks:
+        interval_s = 1.0
+
+        def update(self, fleet: Fleet, now: float) -> None:
+            one = fleet.live[0].replica
+            seen[now] = one.num_waiting, one.pending_tokens, one.tokens_ahead
+
+    run_fleet(requests, FleetConfig(replica=replica), [Looks()])
+    assert seen[502.0] == seen[503.0] == (1, 80, 80)
+    assert seen[590.0] == (0, 0, 0)
+
+
 def test_reads_begin_when_a_request_arrives_though_all_slots_are_taken():
     """A request decodes for 7 s, a token in 1 s. The next comes in the third of them, and its blocks take 2 s."""
     requests = Requests(
@@ -189,6 +214,17 @@ def test_a_block_that_leaves_the_device_again_counts_as_used_on_the_disk():
         offload.take_in(step)
     tier.advance(3.0)
     assert has(tier._disk) == [0, 2, 3]
+
+
+def test_a_block_has_taken_as_long_as_it_is_under_way(disk):
+    disk.advance(10.0)
+    disk.store([0], CONTENTS[:1])
+    disk.advance(10.0)
+    assert disk.stalled == 0.0
+    disk.advance(11.5)
+    assert disk.stalled == 1.5
+    disk.advance(12.0)
+    assert disk.stalled == 0.0
 
 
 def test_a_read_goes_before_the_writes_that_wait_and_is_done_when_its_blocks_are(disk):

@@ -66,9 +66,14 @@ def read_config(parser: argparse.ArgumentParser, argv: Sequence[str]) -> ServerC
         kv_events = kv_events_config(server.get("kv_events_config"))
     except ValueError as error:
         parser.error(str(error))
-    longest_wait = server.get("queue_timeout", settings_of(ServerSettings)["queue_timeout"].default)
+    timeouts = {
+        name: server.get(name, settings_of(ServerSettings)[name].default)
+        for name in ("queue_timeout", "request_timeout")
+    }
     engine = EngineConfig(
-        **chosen(EngineConfig, given), late_wait=OVERDUE_WAIT_SHARE * longest_wait, block_events=kv_events is not None
+        **chosen(EngineConfig, given) | {"request_timeout": timeouts["request_timeout"]},
+        late_wait=OVERDUE_WAIT_SHARE * timeouts["queue_timeout"],
+        block_events=kv_events is not None,
     )
     config = ServerConfig(engine=engine, tracing=tracing, kv_events=kv_events, **server)
     if (conflict := config.conflict()) is not None:

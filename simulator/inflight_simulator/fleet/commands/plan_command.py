@@ -84,7 +84,8 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         action="append",
         default=[],
-        help="say what a disk of this size behind each --host-memory brings, as in 1Ti; may be repeated",
+        help="say what a disk of this size behind each --host-memory brings, as in 1Ti, at the"
+        " disk_read_token_s and disk_write_token_s of the replica file; may be repeated",
     )
     parser.add_argument(
         "--attainment",
@@ -158,7 +159,8 @@ def _check_tiers(host_memory: Sequence[int], disks: Sequence[int], models: Mappi
         if model.kv_bytes_per_token is None:
             raise InputError(f"--host-memory needs kv_bytes_per_token in the file of {name}")
         if disks and (model.disk_read_token_s is None or model.disk_write_token_s is None):
-            raise InputError(f"--disk needs disk_read_token_s and disk_write_token_s in the file of {name}")
+            of = f"in the file of {name}" if name != REFERENCE else "in a file of --replica"
+            raise InputError(f"--disk needs disk_read_token_s and disk_write_token_s {of}")
         for flag, sizes, most in (
             ("--host-memory", host_memory, MOST_HOST_TOKENS),
             ("--disk", disks, MOST_DISK_TOKENS),

@@ -96,6 +96,8 @@ def _check(file: ReplicaFile) -> None:
         if not least <= value <= most:
             raise InputError(f"{name} must be between {least} and {most:g}, not {value}")
     if file.disk_tokens:
+        if file.disk_tokens < file.block_size:
+            raise InputError("disk_tokens must be 0 or at least block_size")
         if file.host_tokens < file.block_size:
             raise InputError("disk_tokens needs host_tokens of at least block_size: the disk is behind host memory")
         if file.disk_read_token_s is None or file.disk_write_token_s is None:

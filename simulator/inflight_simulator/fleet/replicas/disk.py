@@ -74,17 +74,19 @@ class Device:
 
 
 class SimulatedDisk(DiskWork):
-    """Does one job after the other, without a thread."""
+    """Does one job after the other, without a thread. What a job does is there when it begins: only its results, and
+    what is asked for next, come at its end."""
 
     def __init__(self, device: Device, content: Callable[[int], Content | None]) -> None:
         super().__init__(_NoBytes(), content=content, wake=lambda: None, clock=lambda: device.clock)
         self._store = self._device = device
         self._under_way: Done | None = None
+        self._now = 0.0
 
     def advance(self, now: float) -> None:
         """Do what is done by now, and begin what is next. Call it before anything that happens now changes what is to
         be done or what host memory has, and after it where `next_s` matters."""
-        device = self._device
+        device, self._now = self._device, now
         while device.clock <= now:
             self.end(self._under_way)
             self._under_way = None
@@ -93,6 +95,12 @@ class SimulatedDisk(DiskWork):
                 device.clock = now
                 return
             self._under_way = self.do(device, job)
+
+    @property
+    def stalled(self) -> float:
+        """See `DiskWork`: the device's clock is at the end of what it does."""
+        started = self._block_from
+        return 0.0 if started is None else max(0.0, self._now - started)
 
     @property
     def next_s(self) -> float:

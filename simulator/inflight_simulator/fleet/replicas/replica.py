@@ -115,6 +115,8 @@ class Replica:
         self._arrived: list[int] = []
         """Requests not scheduled by a step yet."""
         self._arrived_tokens = 0
+        self._num_on_disk = self._on_disk_tokens = 0
+        """Requests that wait for the disk, and their prompt tokens."""
         self._in_slot: dict[int, int] = {}
         """Request id by slot."""
         self._lost_s: dict[int, float] = {}
@@ -129,16 +131,16 @@ class Replica:
     @property
     def pending_tokens(self) -> int:
         """Uncomputed prompt tokens and tokens to be recomputed."""
-        return self._arrived_tokens + self.scheduler.num_uncomputed_tokens
+        return self._arrived_tokens + self._on_disk_tokens + self.scheduler.num_uncomputed_tokens
 
     @property
     def tokens_ahead(self) -> int:
         """The part of `pending_tokens` computed before a request that arrives now."""
-        return self._arrived_tokens + self.scheduler.num_tokens_ahead
+        return self._arrived_tokens + self._on_disk_tokens + self.scheduler.num_tokens_ahead
 
     @property
     def num_waiting(self) -> int:
-        return self.scheduler.num_waiting + len(self._arrived)
+        return self.scheduler.num_waiting + len(self._arrived) + self._num_on_disk
 
     def set_limits(self, limits: LimitsInForce, now: float) -> None:
         """Sets limits, which are in force from the next step."""
@@ -245,6 +247,8 @@ class Replica:
             self._hand_over()
         if disk is not None:
             for request in disk.take():
+                self._num_on_disk -= 1
+                self._on_disk_tokens -= request.num_prompt_tokens
                 self._submit(request)
         steps = scheduler.steady_steps()
         if steps:
@@ -371,6 +375,8 @@ class Replica:
                     _scheduling(states.tenant(request_id)),
                 )
                 if self._disk is not None and self._disk.put(request):
+                    self._num_on_disk += 1
+                    self._on_disk_tokens += request.num_prompt_tokens
                     continue
             self._submit(request)
         self._arrived.clear()
