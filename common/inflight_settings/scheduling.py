@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -78,6 +79,11 @@ def parse_service_class(text: str) -> ServiceClass:
         except argparse.ArgumentTypeError as error:
             raise argparse.ArgumentTypeError(f"class {name}: {key} {error}") from None
     return ServiceClass(name, **values)
+
+
+def timeouts_of(classes: Iterable[ServiceClass], seconds: float) -> dict[str, float]:
+    """Return the request timeout of each class by its name, in seconds. Args: seconds: of classes without their own."""
+    return {each.name: seconds if each.request_timeout is None else each.request_timeout for each in classes}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,10 +185,7 @@ class SchedulingSettings:
     @property
     def request_timeouts(self) -> dict[str, float]:
         """Longest time to the first token in seconds by class."""
-        return {
-            each.name: self.request_timeout if each.request_timeout is None else each.request_timeout
-            for each in self.classes
-        }
+        return timeouts_of(self.classes, self.request_timeout)
 
     @property
     def ttft_per_token(self) -> float:

@@ -2,7 +2,6 @@
 
 import json
 import random
-import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,7 +15,7 @@ from e2e.disruptions.stage import GATEWAY, system_pods
 from e2e.scenarios.conftest import apply
 from inflight_base.manifest.names import GRPC_PORT_NAME, child_names
 from tools.localcluster import kubectl
-from tools.testbed.numbers import STATE_PORT, page
+from tools.testbed.numbers import STATE_PORT, counted, page
 from tools.testbed.service import is_ready
 
 REPLICAS = 2
@@ -93,11 +92,9 @@ def test_each_engine_streams_over_grpc_the_tokens_that_the_gateway_answers(servi
         assert [*last.complete.output_ids] == expected
 
 
-def counted(metric, labels):
-    """The sum over the gateway's pods of the series with these labels."""
-    pages = (page(pod.name, STATE_PORT) for pod in system_pods(GATEWAY))
-    series = re.compile(rf"^{metric}\{{(?=[^}}]*{labels})[^}}]*\}} (\S+)$", re.MULTILINE)
-    return sum(float(value) for each in pages for value in series.findall(each))
+def at_gateway(metric, service, **labels):
+    """The sum of a metric of the service over the gateway's pods."""
+    return sum(counted(page(pod.name, STATE_PORT), metric, service, **labels) for pod in system_pods(GATEWAY))
 
 
 def asked_at_once(http, service, prompts):
@@ -113,14 +110,14 @@ def test_the_gateway_finds_each_prompt_at_the_engine_that_has_it_by_events(servi
         return [" ".join(rng.choices(VOCABULARY, k=WORDS)) for _ in range(CONVERSATIONS)]
 
     end = time.monotonic() + 60
-    while counted(ENGINES, f'service="{service.name}"[^}}]*state="exact"') < REPLICAS:
+    while at_gateway(ENGINES, service, state="exact") < REPLICAS:
         assert time.monotonic() < end, "the events of an engine are not known"
         asked_at_once(http, service, prompts())
-    mine, before = prompts(), counted(FOUND, 'index="exact"')
+    mine, before = prompts(), at_gateway(FOUND, service, index="exact")
     sent = [each["prompt_tokens"] for each in asked_at_once(http, service, mine)]
     time.sleep(IDLE_SECONDS)
     # Another end: what is found is the prompt's own.
     again = [complete(http, service, f"{prompt} and {at}")["usage"] for at, prompt in enumerate(mine)]
     found = [each["prompt_tokens_details"]["cached_tokens"] for each in again]
     assert all(cached > tokens - 2 * BLOCK for cached, tokens in zip(found, sent, strict=True)), found
-    assert counted(FOUND, 'index="exact"') - before == sum(found)
+    assert at_gateway(FOUND, service, index="exact") - before == sum(found)

@@ -65,7 +65,10 @@ def numbers(service: Service) -> Numbers:
 
 def numbers_on(page: str, service: Service) -> Numbers:
     """The numbers of one service on a metrics page in Prometheus' text format."""
-    found = {name.removeprefix(PREFIX): value for name, value in _samples(page, "name", service)}
+    found = {
+        name.removeprefix(PREFIX): value
+        for name, value in _samples(page, namespace=service.namespace, name=service.name)
+    }
     known: dict[str, Any] = {field.name: found[field.name] for field in fields(Numbers) if field.name in found}
     return Numbers(**{name: value if name in _FRACTIONS else int(value) for name, value in known.items()})
 
@@ -84,9 +87,16 @@ def owner(pod: str, service: Service) -> str | None:
     return json.loads(said)["owner"] if said.startswith("{") else None
 
 
-def counted(page: str, metric: str, service: Service) -> int:
-    """The sum of a counter's series of one service on a page in Prometheus' text format."""
-    return int(sum(value for name, value in _samples(page, "service", service) if name == metric))
+def counted(page: str, metric: str, service: Service, **labels: str) -> int:
+    """The sum of a metric's series of one service on a page in Prometheus' text format. Args: labels: others that the
+    series have."""
+    return int(
+        sum(
+            value
+            for name, value in _samples(page, namespace=service.namespace, service=service.name, **labels)
+            if name == metric
+        )
+    )
 
 
 def page(pod: str, port: int) -> str:
@@ -95,9 +105,9 @@ def page(pod: str, port: int) -> str:
     return kubectl("get", "--raw", path, check=False)
 
 
-def _samples(page: str, label: str, service: Service) -> Iterator[tuple[str, float]]:
-    """Names and values of the samples whose labels `namespace` and `label` are those of the service."""
+def _samples(page: str, **labels: str) -> Iterator[tuple[str, float]]:
+    """Names and values of the samples that have these labels."""
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
-            if (sample.labels.get("namespace"), sample.labels.get(label)) == (service.namespace, service.name):
+            if labels.items() <= sample.labels.items():
                 yield sample.name, sample.value

@@ -21,7 +21,8 @@ from inflight_simulator.fleet.replicas.scheduler import FleetScheduler
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.run import run_fleet, simulate_fleet
 from inflight_simulator.fleet.view import Fixed
-from tests.simulator.fleet.test_host_memory import BLOCK, TURN, conversations, model, requests_of
+from tests.simulator.fleet.test_host_memory import BLOCK, TURN, conversations, model, requests_of, same
+from tests.simulator.fleet.test_naive import Looks
 
 FAST = 1e-6
 """Seconds to read a token, of which the reference replica computes one in 30 us."""
@@ -30,12 +31,6 @@ FAST = 1e-6
 def with_disk(replica, disk_blocks, read_token_s=FAST, write_token_s=FAST):
     rates = {"disk_read_token_s": read_token_s, "disk_write_token_s": write_token_s}
     return replace(replica, disk_tokens=disk_blocks * BLOCK, **rates)
-
-
-def same(one, other):
-    np.testing.assert_array_equal(one.ttft, other.ttft)
-    np.testing.assert_array_equal(one.tpot, other.tpot)
-    return one.prefix_hits == other.prefix_hits
 
 
 def test_turns_whose_blocks_left_host_memory_find_them_on_the_disk():
@@ -100,14 +95,14 @@ def test_a_request_that_waits_for_the_disk_counts_as_waiting_with_its_prompt():
     replica = replace(with_disk(model(12, 20), 100, 0.05), cost=CostModel(1e-9, 1e-9, 0.1, 0.0, 0.0))
     seen = {}
 
-    class Looks:
+    class Notes:
         interval_s = 1.0
 
         def update(self, fleet: Fleet, now: float) -> None:
             one = fleet.live[0].replica
             seen[now] = one.num_waiting, one.pending_tokens, one.tokens_ahead
 
-    run_fleet(requests, FleetConfig(replica=replica), [Looks()])
+    run_fleet(requests, FleetConfig(replica=replica), [Notes()])
     assert seen[502.0] == seen[503.0] == (1, 80, 80)
     assert seen[590.0] == (0, 0, 0)
 
@@ -160,18 +155,11 @@ def test_runs_of_steps_end_where_a_request_has_its_blocks(
 def test_equal_runs_with_a_disk_give_equal_results_whether_metrics_are_read_or_not():
     requests = requests_of(conversations(20, 4, rate=50, seed=5))
 
-    class Looks:
-        interval_s = 0.013
-
-        def update(self, fleet: Fleet, now: float) -> None:
-            for pod in fleet.live:
-                pod.replica.take_in_until(now)
-
     replica = replace(with_disk(model(90, 20), 500, 2e-5), noise=0.03)
     config = FleetConfig(replica=replica, limits=Limits(8, 64))
     first = run_fleet(requests, config, [])
     assert same(first, run_fleet(requests, config, []))
-    assert same(first, run_fleet(requests, config, [Looks()]))
+    assert same(first, run_fleet(requests, config, [Looks(0.013)]))
 
 
 @settings(max_examples=20, deadline=None)

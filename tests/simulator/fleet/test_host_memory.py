@@ -14,11 +14,11 @@ from inflight_simulator.cli import main
 from inflight_simulator.continuous import simulate_continuous
 from inflight_simulator.cost import load_rates
 from inflight_simulator.fleet.config import REFERENCE_COST, FleetConfig, ReplicaModel
-from inflight_simulator.fleet.fleet import Fleet
 from inflight_simulator.fleet.replicas.replica import scheduler_config
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.run import run_fleet, simulate_fleet
 from inflight_simulator.fleet.view import Fixed
+from tests.simulator.fleet.test_naive import Looks
 
 BLOCK, TURN = 8, 40
 
@@ -44,6 +44,12 @@ def requests_of(arrivals):
 def model(kv_blocks, host_blocks, *, copied_token_s=2.6e-6):
     cost = replace(REFERENCE_COST, copied_token_s=copied_token_s)
     return ReplicaModel(cost, kv_blocks * BLOCK, BLOCK, host_tokens=host_blocks * BLOCK, noise=0.0)
+
+
+def same(one, other):
+    np.testing.assert_array_equal(one.ttft, other.ttft)
+    np.testing.assert_array_equal(one.tpot, other.tpot)
+    return one.prefix_hits == other.prefix_hits
 
 
 def of_the_engines_scheduler(arrivals, config):
@@ -202,14 +208,6 @@ def test_a_plan_with_a_disk_behind_nothing_or_of_unknown_rates_is_refused(files,
 def test_the_metrics_of_a_replica_with_host_memory_change_nothing():
     requests = requests_of(conversations(20, 4, rate=50, seed=5))
 
-    class Looks:
-        interval_s = 0.013
-
-        def update(self, fleet: Fleet, now: float) -> None:
-            for pod in fleet.live:
-                pod.replica.take_in_until(now)
-
     config = FleetConfig(replica=model(90, 200), limits=Limits(8, 64))
-    plain, looked = run_fleet(requests, config, []), run_fleet(requests, config, [Looks()])
-    np.testing.assert_array_equal(plain.ttft, looked.ttft)
-    np.testing.assert_array_equal(plain.tpot, looked.tpot)
+    plain, looked = run_fleet(requests, config, []), run_fleet(requests, config, [Looks(0.013)])
+    assert same(plain, looked)

@@ -58,7 +58,8 @@ def test_every_request_gets_its_tokens_when_a_naive_simulation_says(name, routin
 class Looks:
     """Looks at all metrics now and then, which changes nothing."""
 
-    interval_s = 0.7
+    def __init__(self, interval_s: float = 0.7) -> None:
+        self.interval_s = interval_s
 
     def update(self, fleet: Fleet, now: float) -> None:
         for pod in fleet.live:

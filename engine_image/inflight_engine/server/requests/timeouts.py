@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from inflight_contract.errors import ApiError
 from inflight_engine.server.requests.generation import Generation
-from inflight_settings.scheduling import ServiceClass
+from inflight_settings.scheduling import ServiceClass, timeouts_of
 
 
 class Timeouts:
@@ -31,9 +31,7 @@ class Timeouts:
         end: Callable[[Generation, ApiError], None],
     ) -> None:
         self._queue_seconds = queue_seconds
-        self._request_seconds = {
-            each.name: request_seconds if each.request_timeout is None else each.request_timeout for each in classes
-        }
+        self._request_seconds = timeouts_of(classes, request_seconds)
         self._end = end
 
     def waits(self, generation: Generation, now: float) -> None:

@@ -75,18 +75,22 @@ class Device:
 
 class SimulatedDisk(DiskWork):
     """Does one job after the other, without a thread. What a job does is there when it begins: only its results, and
-    what is asked for next, come at its end."""
+    what is asked for next, come at its end.
+
+    Attributes:
+        now: time of the last `advance`, in seconds.
+    """
 
     def __init__(self, device: Device, content: Callable[[int], Content | None]) -> None:
         super().__init__(_NoBytes(), content=content, wake=lambda: None, clock=lambda: device.clock)
         self._store = self._device = device
         self._under_way: Done | None = None
-        self._now = 0.0
+        self.now = 0.0
 
     def advance(self, now: float) -> None:
         """Do what is done by now, and begin what is next. Call it before anything that happens now changes what is to
         be done or what host memory has, and after it where `next_s` matters."""
-        device, self._now = self._device, now
+        device, self.now = self._device, now
         while device.clock <= now:
             self.end(self._under_way)
             self._under_way = None
@@ -100,7 +104,7 @@ class SimulatedDisk(DiskWork):
     def stalled(self) -> float:
         """See `DiskWork`: the device's clock is at the end of what it does."""
         started = self._block_from
-        return 0.0 if started is None else max(0.0, self._now - started)
+        return 0.0 if started is None else max(0.0, self.now - started)
 
     @property
     def next_s(self) -> float:
@@ -114,10 +118,9 @@ class DiskTier:
     def __init__(self, model: ReplicaModel, scheduler: Scheduler) -> None:
         offload = scheduler.offload
         self._block_size = model.block_size
-        self._now = 0.0
         self._late_s: list[float] = []
         """Heap of the times at which requests wait no longer."""
-        self._disk = SimulatedDisk(Device(model), offload.content)
+        disk = self._disk = SimulatedDisk(Device(model), offload.content)
         offload.stored, offload.used = self._disk.store, self._disk.touch
         self._loads = TierLoads(
             self._disk,
@@ -128,13 +131,12 @@ class DiskTier:
             longest_wait=scheduler.longest_wait,
             set_checksums=lambda places, checksums: None,
             block_size=model.block_size,
-            wake_after=lambda seconds: heappush(self._late_s, self._now + seconds),
-            clock=lambda: self._now,
+            wake_after=lambda seconds: heappush(self._late_s, disk.now + seconds),
+            clock=lambda: disk.now,
         )
 
     def advance(self, now: float) -> None:
         """Set the time, before anything else that happens then."""
-        self._now = now
         self._disk.advance(now)
         while self._late_s and self._late_s[0] <= now:
             heappop(self._late_s)
@@ -147,7 +149,7 @@ class DiskTier:
     def take(self) -> list[Request]:
         """Begin the reads of new requests; returns the requests that need to wait no longer."""
         self._loads.send()
-        self._disk.advance(self._now)
+        self._disk.advance(self._disk.now)
         return self._loads.take()
 
     @property

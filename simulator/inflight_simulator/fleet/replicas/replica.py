@@ -115,8 +115,9 @@ class Replica:
         self._arrived: list[int] = []
         """Requests not scheduled by a step yet."""
         self._arrived_tokens = 0
-        self._num_on_disk = self._on_disk_tokens = 0
-        """Requests that wait for the disk, and their prompt tokens."""
+        """Prompt tokens of the requests that the scheduler does not have yet."""
+        self._num_on_disk = 0
+        """Requests that wait for the disk."""
         self._in_slot: dict[int, int] = {}
         """Request id by slot."""
         self._lost_s: dict[int, float] = {}
@@ -131,12 +132,12 @@ class Replica:
     @property
     def pending_tokens(self) -> int:
         """Uncomputed prompt tokens and tokens to be recomputed."""
-        return self._arrived_tokens + self._on_disk_tokens + self.scheduler.num_uncomputed_tokens
+        return self._arrived_tokens + self.scheduler.num_uncomputed_tokens
 
     @property
     def tokens_ahead(self) -> int:
         """The part of `pending_tokens` computed before a request that arrives now."""
-        return self._arrived_tokens + self._on_disk_tokens + self.scheduler.num_tokens_ahead
+        return self._arrived_tokens + self.scheduler.num_tokens_ahead
 
     @property
     def num_waiting(self) -> int:
@@ -248,7 +249,6 @@ class Replica:
         if disk is not None:
             for request in disk.take():
                 self._num_on_disk -= 1
-                self._on_disk_tokens -= request.num_prompt_tokens
                 self._submit(request)
         steps = scheduler.steady_steps()
         if steps:
@@ -376,14 +376,13 @@ class Replica:
                 )
                 if self._disk is not None and self._disk.put(request):
                     self._num_on_disk += 1
-                    self._on_disk_tokens += request.num_prompt_tokens
                     continue
             self._submit(request)
         self._arrived.clear()
-        self._arrived_tokens = 0
 
     def _submit(self, request: Request) -> None:
         """Submit a request to the scheduler."""
+        self._arrived_tokens -= self._states.prompt_tokens[request.request_id]
         try:
             self.scheduler.add(request)
         except CannotFitError:
