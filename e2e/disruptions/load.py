@@ -44,23 +44,41 @@ def parse_connections(table: str, client: str) -> dict[int, str]:
     return {int(entry[2]): entry[3] for entry in found if entry and entry[1] == client}
 
 
-@contextmanager
-def connections(client: str) -> Iterator[dict[int, str]]:
-    """Yields the address of the pod that the newest connection from each port of a client went to, kept up to date
-    while the block runs, from the node's connection tracking table.
+class Connections:
+    """The pod that each connection of a client went to, by port, from the node's connection tracking table.
 
     A request through a Service does not know its pod, and a request that was lost has no response that names it. The
     node that translates the Service's address (kube-proxy's DNAT) can: each entry has the client's port and the pod's
-    address.
+    address. Linux gives a port again from a second after its last connection, to another pod too.
     """
-    pods: dict[int, str] = {}
-    with meanwhile(lambda: pods.update(parse_connections(CONNECTIONS.read_text(), client)), UPDATE_SECONDS):
-        yield pods
+
+    def __init__(self) -> None:
+        self._pods: dict[int, list[tuple[float, str]]] = {}
+
+    def take(self, seen: float, pods: Mapping[int, str]) -> None:
+        """Keeps what the table said at `seen`, seconds since the epoch."""
+        for port, pod in pods.items():
+            known = self._pods.setdefault(port, [])
+            if not known or known[-1][1] != pod:
+                known.append((seen, pod))
+
+    def pod(self, port: int, ended: float) -> str | None:
+        """Address of the pod of the connection from `port` that was there at `ended`; None: it was not seen."""
+        until = ended + 2 * UPDATE_SECONDS
+        return next((pod for seen, pod in reversed(self._pods.get(port, ())) if seen <= until), None)
+
+
+@contextmanager
+def connections(client: str) -> Iterator[Connections]:
+    """Yields the connections of the address `client`, kept up to date while the block runs."""
+    found = Connections()
+    with meanwhile(lambda: found.take(time.time(), parse_connections(CONNECTIONS.read_text(), client)), UPDATE_SECONDS):
+        yield found
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """The driver's closing line. `routed` is the address of the pod by client port, for the losses that have one."""
+    """The driver's closing line. `routed` is the address of the pod that a lost request was on, where it is known."""
 
     sent: int
     answered: int
@@ -68,13 +86,13 @@ class Traffic:
     longest_wait: float
     longest_gap: float
     losses: tuple[Loss, ...]
-    routed: dict[int, str]
+    routed: dict[Loss, str]
 
 
 class Load:
     """Running traffic. `end` ends it and returns its account of every request."""
 
-    def __init__(self, pod: ScriptPod, routed: Mapping[int, str]) -> None:
+    def __init__(self, pod: ScriptPod, routed: Connections) -> None:
         self._pod = pod
         self._routed = routed
 
@@ -103,7 +121,8 @@ class Load:
         if not closing or not closing.get("done"):
             raise ClusterError(f"the traffic driver ended without a closing line: {closing}")
         losses = tuple(Loss(**loss) for loss in closing["losses"])
-        routed = {loss.port: pod for loss in losses if loss.port and (pod := self._routed.get(loss.port))}
+        found = {loss: self._routed.pod(loss.port, loss.ended) for loss in losses if loss.port}
+        routed = {loss: pod for loss, pod in found.items() if pod}
         return Traffic(
             closing["sent"],
             closing["answered"],

@@ -59,7 +59,7 @@ class Outcome:
     losses: tuple[Loss, ...] = ()
 
 
-def problem_of(loss: Loss, blow: Blow | None, routed: dict[int, str]) -> str | None:
+def problem_of(loss: Loss, blow: Blow | None, routed: dict[Loss, str]) -> str | None:
     """Why `loss` breaks the rule; None when the blow excuses it.
 
     Excused is a request that was on the pod at the blow. Where the whole pod is dead or hangs, so is one that the
@@ -72,7 +72,7 @@ def problem_of(loss: Loss, blow: Blow | None, routed: dict[int, str]) -> str | N
         return f"lost {blow.at - loss.ended:.1f} s before the kill: {loss.kind}"
     if loss.begun > blow.at and not blow.whole:
         return f"lost, though sent after the kill: {loss.kind}"
-    pod = routed.get(loss.port) if loss.port is not None else blow.address
+    pod = routed.get(loss) if loss.port is not None else blow.address
     if pod != blow.address:
         return f"lost on another pod ({pod or 'unknown'}): {loss.kind}"
     if loss.ended > blow.at + blow.within:

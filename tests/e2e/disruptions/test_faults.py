@@ -8,7 +8,7 @@ import pytest
 
 from e2e.disruptions import metrics_page
 from e2e.disruptions.faulty_page import redirect
-from e2e.disruptions.load import parse_connections
+from e2e.disruptions.load import Connections, parse_connections
 from tools.localcluster import machine
 from tools.localcluster.commands import output
 from tools.localcluster.programs import packages
@@ -30,6 +30,17 @@ sport=53 dport=41006 mark=0 zone=0 use=2
 def test_each_connection_of_the_client_has_the_pod_that_answers_it():
     assert parse_connections(ENTRIES, "10.244.0.9") == {41000: "10.244.0.4", 41002: "10.244.0.5", 41004: "10.244.0.5"}
     assert parse_connections("", "10.244.0.9") == {}
+
+
+def test_a_port_that_is_given_again_leaves_the_earlier_connection_its_pod():
+    seen = Connections()
+    for at, pod in ((10.0, "10.244.0.4"), (11.0, "10.244.0.4"), (12.5, "10.244.0.5"), (14.0, "10.244.0.4")):
+        seen.take(at, {41000: pod})
+    assert [seen.pod(41000, ended) for ended in (10.0, 11.5, 12.2, 13.0, 20.0)] == [
+        "10.244.0.4", "10.244.0.4", "10.244.0.5", "10.244.0.5", "10.244.0.4"
+    ]  # fmt: skip
+    assert seen.pod(41000, 9.0) is None
+    assert seen.pod(41001, 12.0) is None
 
 
 async def engine(reader, writer):

@@ -23,8 +23,10 @@ def loss(begun=99.0, ended=101.0, port=7, kind="ReadError"):
 
 
 def judged(*losses, blow=KILL, routed=None):
-    routed = {7: VICTIM} if routed is None else routed
-    traffic = Traffic(10 + len(losses), 10, 0, 1.0, 0.2, losses, routed)
+    pods = {7: VICTIM} if routed is None else routed
+    traffic = Traffic(
+        10 + len(losses), 10, 0, 1.0, 0.2, losses, {one: pods[one.port] for one in losses if one.port in pods}
+    )
     return judge("phase", traffic, 20.0, blow=blow)
 
 
