@@ -146,17 +146,17 @@ def overhead_tables(found: Mapping[str, Overhead]) -> list[str]:
 
 
 def overhead_table(found: Overhead) -> list[str]:
-    rows = [["path", "connections", "p50 ms", "p99 ms", "requests/s"]]
+    rows = [["path", "connections", "p50 ms", "p99 ms", "requests/s", "requests/s a core", "CPU of a request, ms"]]
     for row in found.latencies:
-        rows.append([row.path, str(row.connections), f"{row.p50_ms:.2f}", f"{row.p99_ms:.2f}", f"{row.rps:.0f}"])
+        shown = [f"{row.p50_ms:.2f}", f"{row.p99_ms:.2f}", f"{row.rps:.0f}"]
+        shown += [f"{row.per_cpu_second:.0f}", _parts(row.cpu_ms, 3)] if row.cpu_ms else ["", ""]
+        rows.append([row.path, str(row.connections), *shown])
     lines = table(rows, "<>")
-    total, of_token, sent = sum(found.cpu_ms.values()), sum(found.tokens.cpu_us.values()), found.tokens.sent
+    of_token, sent = sum(found.tokens.cpu_us.values()), found.tokens.sent
     lines += [
         f"CPU for a streamed token: {of_token:.1f} us ({_parts(found.tokens.cpu_us, 1)}):"
         f" {found.tokens.per_cpu_second:,.0f} tokens/s a core; {found.tokens.delivered:,.0f} of {sent:,.0f} tokens/s"
         " were delivered",
-        f"CPU for a request: {total:.2f} ms ({_parts(found.cpu_ms, 2)}): {found.requests_per_cpu_second:.0f} requests/s"
-        " a core",
     ]
     picks = ", ".join(f"{us:.0f} us of {replicas} replicas" for replicas, us in found.pick_us.items())
     lines.append(f"CPU for a pick: {picks}")
@@ -189,7 +189,10 @@ def ratio_table(ours: tuple[str, Overhead], other: tuple[str, Overhead]) -> list
     one, two = ours[1], other[1]
     rows = [
         ("tokens/s a core", one.tokens.per_cpu_second, two.tokens.per_cpu_second, True),
-        ("requests/s a core", one.requests_per_cpu_second, two.requests_per_cpu_second, True),
+        *(
+            (f"requests/s a core, {connections} at once", rps, two.requests_per_cpu_second[connections], True)
+            for connections, rps in one.requests_per_cpu_second.items()
+        ),
         *((f"pick of {count}, us", us, two.pick_us[count], False) for count, us in one.pick_us.items()),
         ("longest gap beside long prompts, ms", one.gap_ms[1], two.gap_ms[1], False),
         ("memory, MiB", _sum(one.memory_mib), _sum(two.memory_mib), False),

@@ -31,7 +31,8 @@ from tools.standin.stream import EVENT_SECONDS
 OURS, CROSSING, DIRECT = "this", "other pod", "direct"
 BENCH, TOKENS = "bench", "tokens"
 """Services."""
-CONNECTIONS = (1, 8)
+CONNECTIONS = (1, 8, 32, 128)
+"""One request at a time waits for each process in turn; 128 keep the cores busy."""
 PROMPT_CHARACTERS = 2000
 TOKEN_STREAMS = 256
 TOKEN_SECONDS = 0.02
@@ -56,13 +57,24 @@ _BLOCKS = 8
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Latencies of one path, in milliseconds; `rps`: requests/s that were sent, by clients on the same machine."""
+    """Figures of one path for a number of connections with a request each; medians of the rounds.
+
+    Attributes:
+        p50_ms, p99_ms: latencies in milliseconds.
+        rps: requests/s that were sent, by clients on the same machine.
+        cpu_ms: CPU milliseconds of the gateway for each request, by process; empty without a gateway.
+    """
 
     path: str
     connections: int
     p50_ms: float
     p99_ms: float
     rps: float
+    cpu_ms: dict[str, float]
+
+    @property
+    def per_cpu_second(self) -> float:
+        return 1e3 / sum(self.cpu_ms.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +127,6 @@ class Overhead:
 
     Attributes:
         latencies: of this gateway and, where it is the first one measured, direct.
-        cpu_ms: CPU milliseconds for each request, by process.
         tokens: of `TOKEN_STREAMS` streams.
         pick_us: CPU microseconds of a pick, by the number of replicas.
         streams: open streams. stream_memory_mib: MiB that they add, by process.
@@ -126,7 +137,6 @@ class Overhead:
     """
 
     latencies: list[Latency]
-    cpu_ms: dict[str, float]
     tokens: Tokens
     pick_us: dict[int, float]
     streams: int
@@ -137,8 +147,9 @@ class Overhead:
     direct_gap_ms: tuple[float, float]
 
     @property
-    def requests_per_cpu_second(self) -> float:
-        return 1e3 / sum(self.cpu_ms.values())
+    def requests_per_cpu_second(self) -> dict[int, float]:
+        """Requests for a second of CPU time, by the number of connections."""
+        return {row.connections: row.per_cpu_second for row in self.latencies if row.cpu_ms}
 
 
 def measure(
@@ -172,14 +183,14 @@ def measure(
             both = TOKENS, BENCH
             entries[other.name] = Entry(dict.fromkeys(both, old.port), dict.fromkeys(both, (old,)))
             picks[other.name] = other.pick_microseconds(PICK_REPLICAS)
-        latencies, cpu_ms = _latencies(direct[BENCH], entries, seconds, rounds)
+        latencies = _latencies(direct[BENCH], entries, seconds, rounds)
         tokens = _tokens(entries, seconds, rounds)
         gaps = _gaps({DIRECT: Entry(direct, {}), **entries}, seconds, rounds)
         found = {}
         for name, entry in entries.items():
             memory, added, gap = asyncio.run(_memory(entry, streams))
             found[name] = Overhead(
-                *(latencies[name], cpu_ms[name], tokens[name], picks[name], streams, memory, added, gap),
+                *(latencies[name], tokens[name], picks[name], streams, memory, added, gap),
                 *(gaps[name], gaps[DIRECT]),
             )
     return found
@@ -203,29 +214,26 @@ def _turns(names: Iterable[str], rounds: int) -> Iterator[str]:
         yield from reversed(forward) if number % 2 else forward
 
 
-def _latencies(
-    direct: int, entries: Mapping[str, Entry], seconds: float, rounds: int
-) -> tuple[dict[str, list[Latency]], dict[str, dict[str, float]]]:
+def _latencies(direct: int, entries: Mapping[str, Entry], seconds: float, rounds: int) -> dict[str, list[Latency]]:
     ports = {DIRECT: direct, **{name: each.ports[BENCH] for name, each in entries.items()}}
     body = prompt_body(PROMPT_CHARACTERS)
     for each in ports.values():
         asyncio.run(closed_loop(("127.0.0.1", each), 2, _WARM_UP_SECONDS, body))
     found: dict[str, list[Latency]] = {name: [] for name in ports}
-    used: dict[str, list[dict[str, float]]] = {name: [] for name in entries}
     for connections in CONNECTIONS:
         taken: dict[str, list[Latency]] = {name: [] for name in ports}
         for name in _turns(ports, rounds):
             entry = entries.get(name)
             before = entry.cpu(BENCH) if entry else {}
             times = asyncio.run(closed_loop(("127.0.0.1", ports[name]), connections, seconds, body))
-            path = name if name == DIRECT else "gateway"
-            taken[name].append(_latency(path, connections, times, seconds))
-            if entry:
-                used[name].append(_each(entry.cpu(BENCH), before, len(times) / 1e3))
+            p50, p99 = (1000 * percentile(times, share) for share in (0.5, 0.99))
+            used = _each(entry.cpu(BENCH), before, len(times) / 1e3) if entry else {}
+            path = "gateway" if entry else DIRECT
+            taken[name].append(Latency(path, connections, p50, p99, len(times) / seconds, used))
         for name, rows in taken.items():
             found[name].append(_median(rows))
     found[OURS] = [row for pair in zip(found.pop(DIRECT), found[OURS], strict=True) for row in pair]
-    return found, {name: _medians(rows) for name, rows in used.items()}
+    return found
 
 
 def _each(after: Mapping[str, float], before: Mapping[str, float], number: float) -> dict[str, float]:
@@ -236,14 +244,9 @@ def _medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: statistics.median(row[name] for row in rows) for name in rows[0]}
 
 
-def _latency(path: str, connections: int, times: Sequence[float], seconds: float) -> Latency:
-    p50, p99 = (1000 * percentile(times, share) for share in (0.5, 0.99))
-    return Latency(path, connections, p50, p99, len(times) / seconds)
-
-
 def _median(rows: Sequence[Latency]) -> Latency:
     p50, p99, rps = (statistics.median(getattr(row, name) for row in rows) for name in ("p50_ms", "p99_ms", "rps"))
-    return Latency(rows[0].path, rows[0].connections, p50, p99, rps)
+    return Latency(rows[0].path, rows[0].connections, p50, p99, rps, _medians([row.cpu_ms for row in rows]))
 
 
 def _tokens(entries: Mapping[str, Entry], seconds: float, rounds: int) -> dict[str, Tokens]:
