@@ -6,9 +6,10 @@ weights: seconds in which they were read, as the engine says. share: of the link
 that the engine process had, without the weights and without what one with a model of 13 MB has. disk: bytes that the
 server's processes wrote.
 
-The row `a peer` is an engine that reads from another one, whose store gives no more. The last lines are engines with a
-model of 0.5 GB that start at once, each with a model cache of its own, and the source at 1 Gb/s: seconds to the first
-ready one and to the last, and bytes of the source.
+The row `a folder` is an engine that reads a folder of this machine, which an image or a claim is in a pod. `the cache`
+is the second engine of a node with a model cache. `a peer` is an engine that reads from another one, whose store gives
+no more. The last lines are engines with a model of 0.5 GB that start at once, each with a model cache of its own, and
+the source at 1 Gb/s: seconds to the first ready one and to the last, and bytes of the source.
 """
 
 from __future__ import annotations
@@ -52,14 +53,14 @@ class Start:
 
     Attributes:
         ready, answered: seconds from the start of the process until ready, and until the first token.
-        reading: seconds in which the weights were read.
+        reading: seconds in which the weights were read; None: from a folder, as they are used.
         peak: most bytes of memory of the engine process.
         written: bytes that the processes wrote to disks.
     """
 
     ready: float
     answered: float
-    reading: float
+    reading: float | None
     peak: int
     written: int
 
@@ -121,9 +122,7 @@ def measure(source: str, place: Place) -> Start:
         peak = max(memory((each / "status").read_text()).peak for each in of_server)
         written = sum(int(re.findall(r"^write_bytes: (\d+)", (each / "io").read_text(), re.M)[0]) for each in of_server)
     found = _READ.search(place.log.read_text())
-    if found is None:
-        raise RuntimeError(f"the engine did not say how long it read: {place.log}")
-    return Start(ready - begin, answered - begin, float(found[1]), peak, written)
+    return Start(ready - begin, answered - begin, float(found[1]) if found else None, peak, written)
 
 
 @contextmanager
@@ -187,8 +186,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     rows: list[tuple[str, ...]] = [("link", "ready", "first token", "weights", "rate", "share", "above", "disk")]
     with tempfile.TemporaryDirectory() as top:
-        base, large, middle, peers, many = (Path(top) / name for name in ("tiny", "large", "middle", "peers", "many"))
-        for folder in (base, large, middle, peers, many):
+        names = ("tiny", "large", "middle", "cache", "peers", "many")
+        base, large, middle, cache, peers, many = (Path(top) / name for name in names)
+        for folder in (base, large, middle, cache, peers, many):
             folder.mkdir()
         say("writing the checkpoints")
         small, size, less = (write_checkpoint(*each) for each in ((base, TINY), (large, LARGE), (middle, MIDDLE)))
@@ -199,11 +199,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             with store(large, gigabits * _GIGABIT, Path(top) / "store.log") as source:
                 start = measure(source, Place(free_port(), Path(top) / "engine.log"))
             rows.append(_row(f"{gigabits:g} Gb/s" if gigabits else "no limit", gigabits, start, size, alone))
+        say("a folder, the cache")
+        start = measure(str(large), Place(free_port(), Path(top) / "engine.log"))
+        rows.append(_row("a folder", 0.0, start, size, alone))
+        with store(large, _GIGABIT, Path(top) / "store.log") as source:
+            cached = ("--model-cache", str(cache), "--model-cache-size", "8Gi")
+            measure(source, Place(free_port(), Path(top) / "engine.log", cached))
+            start = measure(source, Place(free_port(), Path(top) / "engine.log", cached))
+            rows.append(_row("the cache", 0.0, start, size, alone))
+            lines = [f"the source sent {sent(source) / size:.2f} times the model to two engines with one cache"]
+        shutil.rmtree(cache)
         say("a peer")
         with store(large, _GIGABIT, Path(top) / "store.log") as source:
             start = from_peer(source, peers)
             rows.append(_row("a peer", 1.0, start, size, alone))
-            lines = [f"the source sent {sent(source) / size:.2f} times the model to the engine and its peer"]
+            lines += [f"the source sent {sent(source) / size:.2f} times the model to the engine and its peer"]
         shutil.rmtree(peers)
         if arguments.replicas:
             say(f"{arguments.replicas} replicas")
@@ -222,13 +232,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _row(name: str, gigabits: float, start: Start, size: int, alone: int) -> tuple[str, ...]:
-    rate = size / start.reading
+    rate = size / start.reading if start.reading else 0.0
     return (
         name,
         f"{start.ready:.1f} s",
         f"{start.answered:.1f} s",
-        f"{start.reading:.1f} s",
-        f"{rate / 1e6:.0f} MB/s",
+        f"{start.reading:.1f} s" if start.reading else "",
+        f"{rate / 1e6:.0f} MB/s" if rate else "",
         f"{rate / gigabits / _GIGABIT:.0%}" if gigabits else "",
         f"{(start.peak - size - alone) / 2**20:.0f} MiB",
         f"{start.written / 1e6:.1f} MB",
