@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from tools.measure.processes import family_cpu
 from tools.measure.report import cpu_model
 from tools.measure.served import MODEL, served_engine
 
@@ -126,7 +127,7 @@ _KILLED_AFTER = 5
 
 
 def measure_restart(flags: Sequence[str]) -> Seconds:
-    """Measures the longest pause of a stream whose engine process is killed. A spare has imported torch before.
+    """Measures the longest pause of a stream whose engine process is killed. A spare has imported its modules before.
 
     Raises:
         RuntimeError: the server did not become ready.
@@ -138,6 +139,7 @@ def measure_restart(flags: Sequence[str]) -> Seconds:
         engine, wanted = _children(api)[0], 1 + ("on" in flags)
         while sum("libtorch_cpu" in Path(f"/proc/{pid}/maps").read_text() for pid in _children(api)) < wanted:
             time.sleep(0.1)
+        _wait_still(api)
         data = json.dumps(body | {"stream": True}).encode()
         request = urllib.request.Request(f"{url}/v1/completions", data, {"Content-Type": "application/json"})
         times: list[float] = []
@@ -148,6 +150,14 @@ def measure_restart(flags: Sequence[str]) -> Seconds:
                     if len(times) == _KILLED_AFTER:
                         os.kill(engine, signal.SIGKILL)
     return Seconds(max(after - before for before, after in pairwise(times)), _children_cpu() - cpu_before)
+
+
+def _wait_still(pid: int) -> None:
+    """Returns once a process and those that it has started have used less than 1% of a core for a second."""
+    before, used = 0.0, family_cpu(pid)
+    while used - before > 0.01:
+        time.sleep(1)
+        before, used = used, family_cpu(pid)
 
 
 _FILLS, _FILL_TOKENS = 4, 1000
