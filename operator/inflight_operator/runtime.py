@@ -180,6 +180,7 @@ async def run_operator(options: Options) -> int:
                 recorder,
                 gateway,
                 lambda: stretch.factor,
+                lambda key, seconds: asyncio.get_running_loop().call_later(seconds, workers.enqueue, key),
             )
             workers = Workers(
                 reconciler.reconcile,

@@ -308,9 +308,13 @@ def _findings(
     return held(findings, template.why.code, sentence(template.why), replaces=template.state is None)
 
 
+def routed_in(memory: Memory, now: float) -> float:
+    """Returns the seconds until the Service has listed a ready pod for `ROUTING_SECONDS`; infinite without one."""
+    return float("inf") if memory.routed_since is None else max(0.0, memory.routed_since + ROUTING_SECONDS - now)
+
+
 def _routed(snapshot: Snapshot, memory: Memory) -> bool:
-    """Returns True if the Service has listed a ready pod for `ROUTING_SECONDS`."""
-    return memory.routed_since is not None and snapshot.now - memory.routed_since >= ROUTING_SECONDS
+    return routed_in(memory, snapshot.now) == 0.0
 
 
 def _gateway_facts(snapshot: Snapshot, memory: Memory, scaled: Scaled) -> GatewayFacts:

@@ -43,7 +43,7 @@ from inflight_operator.observe.prefetch_view import Fetch, Places, fetches_of
 from inflight_operator.observe.prefill_view import prefill_view
 from inflight_operator.observe.scrape import ScrapePool, Target
 from inflight_operator.observe.window import Window
-from inflight_operator.reconcile.decide import decide
+from inflight_operator.reconcile.decide import decide, routed_in
 from inflight_operator.reconcile.execute import Executor, ExecutorState
 from inflight_operator.reconcile.memory import Memory, first_memory
 from inflight_operator.reconcile.plan import Outcome, Plan
@@ -130,6 +130,7 @@ class Reconciler:
         recorder: recorder of all decisions; None records none.
         gateway: None if the operator runs without one.
         stretch: factor of the interval between scrapes now: samples are older then, and not stale.
+        again: told of a service that needs a round in so many seconds, without any event.
     """
 
     def __init__(
@@ -147,6 +148,7 @@ class Reconciler:
         recorder: Recorder | None = None,
         gateway: LiveGateway | None = None,
         stretch: Callable[[], float] = lambda: 1.0,
+        again: Callable[[ServiceKey, float], None] = lambda key, seconds: None,
     ) -> None:
         self._api = api
         self._cache = cache
@@ -161,6 +163,7 @@ class Reconciler:
         self._recorder = recorder
         self._gateway = gateway
         self._stretch = stretch
+        self._again = again
         self._executor = Executor(api, cache, pusher, clock)
         self._reporter = Reporter(api, cache, clock)
         self._places = PlaceFinder(api, clock)
@@ -216,6 +219,8 @@ class Reconciler:
         outcome = await self._executor.execute(key, snapshot, plan, known.executor)
         reported = await self._reporter.report(key, snapshot, plan, outcome, known.reporter)
         self._export(key, known, snapshot, plan, outcome)
+        if 0 < (seconds := routed_in(plan.memory, snapshot.now)) < float("inf"):
+            self._again(key, seconds)
         return reported and not outcome.failed
 
     def _read(self, key: ServiceKey, body: Manifest) -> _ServiceState:

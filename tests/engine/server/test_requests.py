@@ -10,12 +10,14 @@ import pytest
 from inflight_engine.messages import Loading
 from inflight_engine.request import FinishReason
 from inflight_engine.server import lifecycle
+from inflight_engine.server.http.health import HELD_SECONDS
 from inflight_engine.server.http.middleware import OpenResponses
 from inflight_engine.server.requests.generation import Generation
 from inflight_settings.engine import EngineConfig
+from inflight_settings.limits import LimitsInForce
 from inflight_settings.scheduling import ServiceClass
 from tests.base.virtual_time import in_virtual_time
-from tests.engine.server.fake_engine import EOS, READY, ByteTokenizer, until
+from tests.engine.server.fake_engine import CAPACITY, EOS, READY, ByteTokenizer, until
 
 pytestmark = pytest.mark.usefixtures("virtual_clock")
 
@@ -370,6 +372,22 @@ async def test_engine_that_dies_before_the_tokenizer_is_loaded_leaves_a_failed_s
     await lifecycle.Lifecycle(fake.service, None, OpenResponses())._load()
     assert (await fake.http.get("/ready")).status_code == 503
     assert (await fake.http.get("/health")).status_code == 503
+
+
+@in_virtual_time
+async def test_an_answer_of_ready_waits_for_the_model_but_shorter_than_a_probe_does(make_fake):
+    fake, now = await make_fake(load=False), asyncio.get_running_loop().time
+    began = now()
+    assert (await fake.http.get("/ready")).status_code == 503
+    assert HELD_SECONDS <= now() - began < 2.0
+    began, asked = now(), asyncio.create_task(fake.http.get("/ready"))
+    await asyncio.sleep(0.5)
+    assert not asked.done()
+    fake.engine.send(READY)
+    await fake.service.session.first_ready
+    await fake.service.open(ByteTokenizer(), LimitsInForce(CAPACITY))
+    assert (await asked).status_code == 200
+    assert now() - began < 0.6
 
 
 @in_virtual_time

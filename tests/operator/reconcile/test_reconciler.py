@@ -451,11 +451,16 @@ async def test_ready_waits_until_the_service_routes_to_the_pod(world):
     for _ in range(3):
         await world.round()
         assert world.condition("Ready")["reason"] == "NotRouted"
+        assert world.again == []
     world.pod(1)
     await world.round(0.2)
     assert world.condition("Ready")["status"] == "False"
-    await world.round(1.0)
+    await world.round(0.4)
+    ((key, seconds),) = world.again
+    assert key == KEY
+    await world.round(seconds)
     assert world.condition("Ready")["status"] == "True"
+    assert world.again == []
     world.restart()
     await world.round(0.1)
     assert world.condition("Ready")["status"] == "True"

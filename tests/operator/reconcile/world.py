@@ -61,6 +61,7 @@ class World:
         self.recorder = None
         self.gateway = None
         self.stretch = 1.0
+        self.again = []
         self.restart()
 
     def behind_gateway(self):
@@ -87,6 +88,7 @@ class World:
             self.recorder,
             self.gateway,
             lambda: self.stretch,
+            lambda key, seconds: self.again.append((key, seconds)),
         )
 
     def service(self, **more):
@@ -113,6 +115,7 @@ class World:
         for engine in self.engines.values():
             engine.model.run_until(self.now)
         self.api.calls.clear()
+        self.again.clear()
         self.pool.tick()
         done = await self.reconciler.reconcile(KEY)
         await self.pusher.idle()

@@ -32,7 +32,7 @@ OURS, CROSSING, DIRECT = "this", "other pod", "direct"
 BENCH, TOKENS = "bench", "tokens"
 """Services."""
 CONNECTIONS = (1, 8, 32, 128)
-"""One request at a time waits for each process in turn; 128 keep the cores busy."""
+"""A request alone waits for each process in turn; 128 keep the cores busy."""
 PROMPT_CHARACTERS = 2000
 TOKEN_STREAMS = 256
 TOKEN_SECONDS = 0.02

@@ -75,6 +75,7 @@ class EngineSession:
         failure: once set, why the engine cannot continue.
         failed_while: the phase before that.
         first_ready: the first engine process has loaded the model.
+        started: set when requests are taken for the first time, or never will be.
         ready: report of the latest engine process after loading.
         loading: what the engine process has read of the weights; None before it begins, or if it does not say so.
         lost: set when a new engine process has to be started.
@@ -94,6 +95,7 @@ class EngineSession:
         self.failure: asyncio.Future[str] = loop.create_future()
         self.failed_while = Phase.LOADING
         self.first_ready: asyncio.Future[EngineReady] = loop.create_future()
+        self.started = asyncio.Event()
         self.ready: EngineReady | None = None
         self.loading: Loading | None = None
         self.lost = asyncio.Event()
@@ -139,6 +141,7 @@ class EngineSession:
         """The model is loaded in both processes: the engine takes requests, with these limits."""
         await self.runtime.start(limits, self.first_ready.result().capacity)
         self.phase = Phase.READY
+        self.started.set()
         self.sleeping.used(time.monotonic())
 
     def send(self, *messages: ToEngine) -> None:
@@ -227,6 +230,7 @@ class EngineSession:
         if not self.failure.done():
             self.failed_while, self.phase = self.phase, Phase.FAILED
             self.failure.set_result(why)
+            self.started.set()
             self.calls.fail(self.not_ready())
 
     def _loaded(self, ready: EngineReady) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from contextlib import suppress
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
@@ -11,6 +13,10 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from inflight_engine.server.engine.phase import Phase
 from inflight_engine.server.service import Service, ServiceOf
+
+HELD_SECONDS = 1.6
+"""Longest wait for an answer of `/ready` while the model loads. The start-up probe of a pod asks every 2 s, with a
+timeout of as long: it learns at once of a model that has loaded, and not up to 2 s later."""
 
 router = APIRouter()
 metrics_router = APIRouter()
@@ -74,8 +80,13 @@ async def load(service: ServiceOf) -> Response:
 
 @router.get("/ready")
 async def ready(service: ServiceOf) -> Response:
-    """200 when requests should be sent here; 503 says what it waits for."""
+    """200 when requests should be sent here, 503 with what it waits for. While the model loads, the answer waits."""
     found = unready(service)
+    if found is not None and service.session.phase is Phase.LOADING:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(HELD_SECONDS):
+                await service.session.started.wait()
+        found = unready(service)
     if found is None:
         return JSONResponse({"status": "ready"})
     word, reason = found
