@@ -148,7 +148,7 @@ class Reconciler:
         recorder: Recorder | None = None,
         gateway: LiveGateway | None = None,
         stretch: Callable[[], float] = lambda: 1.0,
-        again: Callable[[ServiceKey, float], None] = lambda key, seconds: None,
+        again: Callable[[ServiceKey, float], object] = lambda key, seconds: None,
     ) -> None:
         self._api = api
         self._cache = cache
