@@ -1,4 +1,4 @@
-"""What a model in a store has to be to an engine: its files, its tensors, its answers, or one sentence."""
+"""Checks that a model in a store is to an engine what was put there: files, tensors, answers, or one sentence."""
 
 import json
 import os

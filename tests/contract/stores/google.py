@@ -39,7 +39,7 @@ class Account:
         )
 
     def signed(self, token):
-        """Whether the key of this account signed the token, a JWT."""
+        """Returns whether the key of this account signed the token, a JWT."""
         text, _, signature = token.rpartition(".")
         try:
             self._key.public_key().verify(_decoded(signature), text.encode(), padding.PKCS1v15(), hashes.SHA256())
