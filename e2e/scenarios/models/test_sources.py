@@ -139,6 +139,7 @@ def test_a_store_that_refuses_the_account_is_a_sentence_in_the_status(namespace,
     status = refused.wait("the engine's sentence", says, seconds=120)
     for kind in ("Ready", "ModelLoaded"):
         assert (condition(status, kind)["status"], condition(status, kind)["reason"]) == ("False", "EngineFailed")
+    kubectl("-n", namespace, "delete", "inferenceservice", "refused", "--wait=false")
 
 
 def test_replicas_read_the_weights_of_a_store_from_each_other(namespace, streamed):

@@ -7,7 +7,7 @@ import pytest
 from inflight_engine.models.checkpoints.source import ModelSourceError
 from inflight_engine.models.remote.snapshot import take_snapshot
 from tests.contract.stores.checks import check_served, check_streamed, sentence
-from tests.contract.stores.google import Account, storage
+from tests.contract.stores.fake_gcs import Account, storage
 
 pytestmark = pytest.mark.contract
 
