@@ -166,7 +166,7 @@ picture-top: .venv/tools.stamp ## The picture of `kubectl inflight top` from the
 lock: .venv/tools.stamp ## Pin again what pyproject.toml's dependencies bring with them
 	$(UV) pip compile -q pyproject.toml --extra engine --extra gateway --extra kubectl --extra operator --extra simulator --extra dev --no-emit-index-url --no-header --no-annotate -o constraints.txt
 	echo "checkov==3.3.30" | $(UV) pip compile -q - --no-emit-index-url --no-header --no-annotate --universal --python-version 3.11 -o deploy/checkov.txt
-	echo "moto==5.2.5 flask flask-cors py-partiql-parser" | tr ' ' '\n' | $(UV) pip compile -q - --no-emit-index-url --no-header --no-annotate -o tests/contract/s3/pins.txt
+	echo "moto==5.2.5 flask flask-cors py-partiql-parser" | tr ' ' '\n' | $(UV) pip compile -q - --no-emit-index-url --no-header --no-annotate -o tests/contract/stores/moto.txt
 	$(PY) -m e2e.clients --lock
 
 # Two steps: the demo needs no torch on this machine, only in the image. What is said goes to standard error, so that

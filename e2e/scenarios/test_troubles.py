@@ -13,6 +13,10 @@ TROUBLES = {
     "no-gpu": ({"accelerator": {"count": 1}}, ["nvidia.com/gpu", "accelerator.count"]),
     "no-model": ({"model": {"source": "builtin://nonesuch"}}, ["builtin://nonesuch", "builtin://smollm2"]),
     "no-claim": ({"model": {"source": "pvc://nonesuch/model"}}, ["nonesuch", "not found"]),
+    "no-secret": (
+        {"model": {"source": "s3://models/tiny", "credentialsSecret": "nonesuch"}},
+        ['secret "nonesuch" not found', "model.credentialsSecret"],
+    ),
     "no-image": ({"engine": {"image": "localhost/nonesuch:1"}}, ["localhost/nonesuch:1"]),
     "no-memory": ({"template": {"resources": {"limits": {"memory": "200Mi"}}}}, ["200Mi", "memory"]),
 }

@@ -129,10 +129,12 @@ class FakeEngine:
     digest: str = ""
     asleep: int = 0
     weights: tuple = (0.0, 0.0, 0.0)
+    cache_problem: str = ""
     loading: tuple = (None, None, None)
 
     def sample(self):
         own = {"revision": self.revision, "capacity": self.capacity, "digest": self.digest, "asleep": self.asleep}
+        own["cache_problem"] = self.cache_problem
         own |= dict(zip(("peer_weights", "source_weights", "peer_failures"), self.weights, strict=True))
         names = ("loading_read_bytes", "loading_total_bytes", "loading_seconds")
         sample = replace(self.model.sample(), **own, **dict(zip(names, self.loading, strict=True)))

@@ -67,13 +67,18 @@ def model_store(namespace, engine_image):
         yield f"http://{found.address}:9000"
 
 
+def create_account(namespace, secret, key):
+    """Makes the Secret of an account. Args: key: id of its access key."""
+    keys = {"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "eu-central-1"}
+    literals = [f"--from-literal={name}={value}" for name, value in keys.items()]
+    kubectl("-n", namespace, "create", "secret", "generic", secret, *literals)
+
+
 @pytest.fixture(scope="module")
 def streamed(namespace, mounted):
     """A service whose model comes from a store in the cluster, with an account from a Secret."""
     status = mounted.wait("an image", lambda status: "engine" in status, seconds=60)
-    keys = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "eu-central-1"}
-    literals = [f"--from-literal={name}={value}" for name, value in keys.items()]
-    kubectl("-n", namespace, "create", "secret", "generic", "reader", *literals)
+    create_account(namespace, "reader", KEY)
     with model_store(namespace, status["engine"]["image"]) as url:
         yield apply("streamed", namespace, **ONE, model={**STREAMED, "endpoint": url})
 
@@ -115,6 +120,26 @@ def test_a_model_in_a_store_is_streamed_and_serves(streamed):
     status = streamed.wait("Ready, with a digest", lambda status: is_ready(status) and digest(status), seconds=180)
     assert digest(status).startswith("sha256:")
     assert answers(streamed)
+
+
+def test_a_store_that_refuses_the_account_is_a_sentence_in_the_status(namespace, streamed):
+    streamed.wait("Ready", is_ready, seconds=180)
+    (store,) = pods(namespace, "app=store")
+    create_account(namespace, "another", "nobody")
+    model = {"source": STREAMED["source"], "credentialsSecret": "another", "endpoint": f"http://{store.address}:9000"}
+    refused = apply("refused", namespace, **ONE, model=model)
+    said = (
+        "model source s3://models/tiny: the store refuses its files (403): check the credentials, and that they may"
+        " list and read the folder"
+    )
+
+    def says(status):
+        return all(said in condition(status, kind).get("message", "") for kind in ("Ready", "ModelLoaded"))
+
+    status = refused.wait("the engine's sentence", says, seconds=120)
+    for kind in ("Ready", "ModelLoaded"):
+        assert (condition(status, kind)["status"], condition(status, kind)["reason"]) == ("False", "EngineFailed")
+    kubectl("-n", namespace, "delete", "inferenceservice", "refused", "--wait=false")
 
 
 def test_replicas_read_the_weights_of_a_store_from_each_other(namespace, streamed):

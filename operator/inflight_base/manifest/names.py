@@ -68,6 +68,9 @@ ENGINE_CONTAINER = "engine"
 PLUGIN_CONTAINER, MODEL_CONTAINER = "inflight-plugin", "inflight-model"
 """Names of the init containers of vLLM's pods: one brings the plugin, one writes a built-in model."""
 
+MODEL_VOLUME = "inflight-model"
+"""Name of the volume with the model of a pod."""
+
 MODEL_CACHE_VOLUME = "inflight-model-cache"
 """Name of the volume with the models that engines share."""
 

@@ -217,4 +217,5 @@ def _facts(service: InferenceService, settings: Settings) -> ServiceFacts:
         accelerator.resource if accelerator.count else "",
         str(engine["resources"].get("limits", {}).get("memory", "")),
         "" if cache is None else cache.claim,
+        service.spec.model.credentials_secret or "",
     )

@@ -6,7 +6,14 @@ import math
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.engines import CUSTOM, INFLIGHT, VLLM, annotation_of
-from inflight_base.manifest.names import ENGINE_ANNOTATION, ENGINE_CONTAINER, QUEUE_LABEL, child_labels, child_names
+from inflight_base.manifest.names import (
+    ENGINE_ANNOTATION,
+    ENGINE_CONTAINER,
+    MODEL_VOLUME,
+    QUEUE_LABEL,
+    child_labels,
+    child_names,
+)
 from inflight_base.manifest.units import parse_duration
 from inflight_operator.api.resolve import (
     MODEL_FOLDER,
@@ -96,12 +103,12 @@ def _volumes(service: InferenceService, engine: EngineContainer) -> list[Volume]
         volumes.append(Volume("inflight-shm", memory, "/dev/shm", read_only=False))
     if claimed := claim_and_folder(service.spec.model.source):
         claim = {"persistentVolumeClaim": {"claimName": claimed[0], "readOnly": True}}
-        volumes.append(Volume("inflight-model", claim, MODEL_FOLDER))
+        volumes.append(Volume(MODEL_VOLUME, claim, MODEL_FOLDER))
     if image := model_image(service.spec.model.source):
-        volumes.append(Volume("inflight-model", {"image": {"reference": image}}, MODEL_FOLDER))
+        volumes.append(Volume(MODEL_VOLUME, {"image": {"reference": image}}, MODEL_FOLDER))
     if downloads_model(service.spec.model.source):
         disk = {"emptyDir": {"sizeLimit": disk_size(service.spec)}}
-        volumes.append(Volume("inflight-model", disk, MODEL_FOLDER, read_only=False))
+        volumes.append(Volume(MODEL_VOLUME, disk, MODEL_FOLDER, read_only=False))
     return [*volumes, *engine.volumes]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import (
     MODEL_CACHE_VOLUME,
+    MODEL_VOLUME,
     PREFETCH_LABELS,
     PREFETCH_PLACE,
     PREFETCH_RUN,
@@ -50,7 +51,7 @@ _POD_FIELDS = (
     "tolerations",
 )
 _CONTAINER_FIELDS = ("name", "image", "imagePullPolicy", "envFrom", "terminationMessagePolicy", "securityContext")
-_MODEL_VOLUMES = ("inflight-scratch", "inflight-model", "inflight-model-ca", MODEL_CACHE_VOLUME)
+_MODEL_VOLUMES = ("inflight-scratch", MODEL_VOLUME, "inflight-model-ca", MODEL_CACHE_VOLUME)
 _ANYWHERE = {"configMap", "secret", "projected", "downwardAPI", "emptyDir", "csi"}
 """Sources of volumes of `template.volumes` that pods have on every node."""
 

@@ -1,5 +1,6 @@
 """Every source resolves to files or to one sentence a person can act on."""
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -136,6 +137,27 @@ def test_no_network_is_told_apart_from_not_found(empty_hub):
     empty_hub["hub"] = LocalEntryNotFoundError("Name or service not known\nmore")
     with pytest.raises(ModelSourceError, match=r"not reachable.*\(Name or service not known\): check the network"):
         resolve("org/name")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        RuntimeError("Data processing error: I/O error: No space left on device (os error 28)"),
+    ],
+    ids=["full", "quota", "hf_xet"],
+)
+def test_a_disk_that_is_full_is_told_apart_from_no_network(empty_hub, error):
+    empty_hub["hub"] = error
+    with pytest.raises(ModelSourceError, match=r"disk is full before .* hf://org/name is whole: raise model.storage"):
+        resolve("hf://org/name")
+
+
+def test_an_error_of_the_hubs_transfers_is_a_sentence(empty_hub):
+    empty_hub["hub"] = RuntimeError("Data processing error: CAS service error: timed out")
+    with pytest.raises(ModelSourceError, match=r"not reachable for model source hf://org/name.*\(Data proc.*timed out"):
+        resolve("hf://org/name")
 
 
 def test_a_folder_wins_over_a_hub_name(monkeypatch, tmp_path):

@@ -239,6 +239,51 @@ def test_a_crash_without_words_says_where_to_look():
     assert "kubectl logs chat-1 --previous" in pod_problem(pod(**container(restarts=1, **running)), FACTS).text
 
 
+def test_a_secret_that_does_not_exist_says_where_it_is_named():
+    waiting = {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "models-s3" not found'}}
+    facts = replace(FACTS, credentials="models-s3")
+    conditions = found([pod(phase="Pending", **container(state=waiting))], wanted=1, facts=facts)
+    assert (conditions["Ready"].status, conditions["Ready"].reason) == ("False", "ContainerNotCreated")
+    assert conditions["Ready"].message == (
+        '1 of 1 pod cannot start its container: secret "models-s3" not found; create it, or correct'
+        " model.credentialsSecret"
+    )
+    other = pod_problem(pod(phase="Pending", **container(state=waiting)), FACTS)
+    assert other.text.endswith("; create it, or correct its name in template")
+
+
+def full(name, **more):
+    """Returns a pod whose container the kubelet ended for the size of its volume."""
+    said = 'Usage of EmptyDir volume "inflight-model" exceeds the limit "64Gi". '
+    ended = {"state": {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown"}}}
+    return pod(name, phase="Failed", reason="Evicted", message=said, **container(**ended), **more)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [[], [pod("chat-abc-pod02")], [pod("chat-abc-pod02", phase="Pending", **container(state={"waiting": {}}))]],
+    ids=["none", "one that loads", "one that starts"],
+)
+def test_a_model_that_is_larger_than_its_volume_says_which_field_to_raise_while_pods_come_and_go(others):
+    conditions = found([full("chat-abc-pod01"), *others], wanted=1)
+    for kind in ("Ready", "ModelLoaded"):
+        assert (conditions[kind].status, conditions[kind].reason) == ("False", "DiskFull")
+        assert conditions[kind].message == (
+            f"1 of {1 + len(others)} pod{'s' * len(others)} was evicted: Usage of EmptyDir volume"
+            ' "inflight-model" exceeds the limit "64Gi"; raise model.storage'
+        )
+
+
+def test_a_pod_that_was_evicted_for_its_volume_says_nothing_of_a_newer_template_or_beside_a_ready_one():
+    first = full("chat-abc-pod01")
+    later = replace(pod("chat-def-pod01"), created=first.created + 1)
+    assert found([first, later], wanted=1)["Ready"].reason == "Loading"
+    assert found([first, READY], wanted=1)["Ready"].reason == "Serving"
+    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}
+    image = pod("chat-abc-pod02", phase="Pending", **container(state=waiting))
+    assert found([first, image], wanted=1)["Ready"].reason == "ImagePullFailed"
+
+
 def test_an_evicted_pod_reports_why():
     failed = pod(phase="Failed", message="The node was low on resource: memory.", containerStatuses=[])
     assert pod_problem(failed, FACTS).text == "failed: The node was low on resource: memory."

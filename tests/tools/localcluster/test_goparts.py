@@ -9,9 +9,19 @@ import pytest
 
 from tools.localcluster import layout
 from tools.localcluster.programs import goparts, gotoolchain
-from tools.localcluster.programs.goparts import ACTIONLINT, CRANE, KSTATUS, KWOK, NODE_PARTS, PROMTOOL, REGISTRY, Part
+from tools.localcluster.programs.goparts import (
+    ACTIONLINT,
+    CRANE,
+    GCS,
+    KSTATUS,
+    KWOK,
+    NODE_PARTS,
+    PROMTOOL,
+    REGISTRY,
+    Part,
+)
 
-PARTS = (*NODE_PARTS, PROMTOOL, KWOK, ACTIONLINT, REGISTRY, CRANE, KSTATUS)
+PARTS = (*NODE_PARTS, PROMTOOL, KWOK, ACTIONLINT, REGISTRY, CRANE, KSTATUS, GCS)
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)

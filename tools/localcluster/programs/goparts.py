@@ -67,6 +67,8 @@ REGISTRY = Part("registry", "distribution", (".",))
 CRANE = Part("crane", "crane", ("github.com/google/go-containerregistry/cmd/crane",))
 # How tools that wait for resources see a service, for the test of its conditions alone.
 KSTATUS = Part("kstatus", "kstatus", (".",))
+# Google Cloud Storage, for the test of models that are there alone.
+GCS = Part("fake-gcs-server", "fake-gcs-server", ("github.com/fsouza/fake-gcs-server",))
 
 NODE_PARTS = (CONTAINERD, PAUSE, CNI, ETCD, BUILDKIT, APISERVER, COREDNS, NODE)
 """Parts of the own node, in the order in which they are built: those that image builds need come first, so that images

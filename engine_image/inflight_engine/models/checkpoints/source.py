@@ -147,7 +147,7 @@ def _from_hub(source: str, name: str, revision: str, cache: ModelCache | None) -
         RevisionNotFoundError,
     )
 
-    from inflight_engine.models.remote.hub import download
+    from inflight_engine.models.remote.hub import download, is_full
 
     if name.count("/") != 1:
         raise ModelSourceError(
@@ -172,7 +172,11 @@ def _from_hub(source: str, name: str, revision: str, cache: ModelCache | None) -
         ) from error
     except HFValidationError as error:
         raise ModelSourceError(f"model source {source} is not a valid hub name: {error}") from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError, RuntimeError) as error:  # hf_xet has RuntimeError only
+        if is_full(error):
+            raise ModelSourceError(
+                f"the disk is full before model source {source} is whole: raise model.storage, or make room in HF_HOME"
+            ) from error
         raise ModelSourceError(
             f"hub not reachable for model source {source}, and its files are not in the local cache "
             f"({first_line(error)}): check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or give a folder"

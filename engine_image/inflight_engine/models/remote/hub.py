@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,11 +43,16 @@ def download(name: str, revision: str, cache: ModelCache | None) -> Path:
             return Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES, cache_dir=folder))
         except CacheError as error:
             warn(name, f"it is downloaded for this server alone: {error}")
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        except (OSError, RuntimeError) as error:
+            if not is_full(error):
                 raise
             warn(name, "it is downloaded for this server alone: the disk of the model cache is full")
     return Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES))
+
+
+def is_full(error: Exception) -> bool:
+    """Return whether an error of the hub's library is that of a full disk: its part hf_xet has no numbers of errors."""
+    return any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT))
 
 
 def _found(name: str, revision: str) -> tuple[str, int | None]:

@@ -68,11 +68,17 @@ def take_snapshot(source: str, cache: ModelCache | None = None, peers: Peers | N
         ModelSourceError: there is no usable model, or the store cannot be read.
     """
     store = Store(source) if cache is None else CachedStore(source, cache, peers)
-    with shared_folder(source) as folder:
-        listing = folder / ".files"
-        if not listing.is_file():
-            files = _fetch(store, folder)
-            write(listing, json.dumps([asdict(file) for file in files]).encode())
+    try:
+        with shared_folder(source) as folder:
+            listing = folder / ".files"
+            if not listing.is_file():
+                files = _fetch(store, folder)
+                write(listing, json.dumps([asdict(file) for file in files]).encode())
+    except OSError as error:
+        raise ModelSourceError(
+            f"model source {source}: its settings and its tokenizer cannot be kept in {os.environ[FOLDER_VARIABLE]} "
+            f"({error.strerror or error}): make room there, or set TMPDIR to a folder that can be written"
+        ) from error
     files = [RemoteFile(**each) for each in json.loads(listing.read_bytes())]
     return Snapshot(store, folder, tuple(files))
 

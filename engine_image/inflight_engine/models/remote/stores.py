@@ -2,8 +2,9 @@
 
 Credentials are found as obstore finds them: the variables of the environment that the stores' own tools read
 (`AWS_ACCESS_KEY_ID`, `GOOGLE_SERVICE_ACCOUNT_KEY`, `AZURE_STORAGE_ACCOUNT_KEY` and so on), else the identity of the
-workload. Two variables are ours: `INFLIGHT_MODEL_ENDPOINT`, the URL of a private store, and `INFLIGHT_MODEL_CA_FILE`,
-certificates in PEM that are trusted as well as the system's.
+workload. Three variables are ours: `INFLIGHT_MODEL_ENDPOINT`, the URL of a private store, `INFLIGHT_MODEL_CA_FILE`,
+certificates in PEM that are trusted as well as the system's, and `INFLIGHT_MODEL_AUTHORIZATION`, the header with which
+an HTTP server is asked.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ _PROBED = (
 _STATUS = re.compile(r"status(?: code)?:? (\d{3})")
 _TRIED_AGAIN = (408, 425, 429)
 """Statuses from 400 to 499 that may be another one later."""
+_CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(\w+)")
+_CAUSE = re.compile(r'error sending request\n.*?(?:error|message): "([^"]+)"', re.DOTALL)
 _QUERY = re.compile(r"\?[^\s\"')]*")
 
 _Result = TypeVar("_Result")
@@ -86,8 +89,13 @@ class Store:
         self._lists = not source.startswith("http")
         try:
             self._store = _open(source)
+        except ModelSourceError:
+            raise
         except Exception as error:  # obstore's own have only this in common
-            raise ModelSourceError(f"model source {source} cannot be opened: {_public_line(error)}") from error
+            raise ModelSourceError(
+                f"model source {source} cannot be opened: {_public_line(error)}: check the credentials, the endpoint "
+                "and the certificates"
+            ) from error
 
     def files(self) -> dict[str, RemoteFile]:
         """Find the files of the model: configuration, tokenizer and weights.
@@ -195,7 +203,7 @@ class Store:
         if status == 404:
             return ModelSourceError(f"{source}: the store cannot find {what} (404): check bucket, folder and endpoint")
         if status == 401:
-            return ModelSourceError(f"{source}: the store does not accept the credentials for {what} (401)")
+            return ModelSourceError(f"{source}: the store does not accept the credentials for {what} (401): check them")
         if status == 403:
             may = "list and read the folder" if self._lists else "read it"
             return ModelSourceError(
@@ -205,6 +213,11 @@ class Store:
             return ModelSourceError(self._changed(what))
         if status is not None and 400 <= status < 500 and status not in _TRIED_AGAIN:
             return ModelSourceError(f"{source}: the store refuses {what}: {_public_line(error)}")
+        if (found := _CERTIFICATE.search(str(error))) is not None:
+            return ModelSourceError(
+                f"{source}: the certificate of the store is refused ({found[1]}): check the name of its host, and name "
+                "a private authority in model.caConfigMap or INFLIGHT_MODEL_CA_FILE"
+            )
         if "NotPartial" in str(error) or "RangeNotSupported" in str(error):
             return ModelSourceError(f"{source}: the server does not answer requests for ranges of {what}")
         return None
@@ -252,7 +265,10 @@ def _open(source: str) -> ObjectStore:
         or "#" in rest
         or (folder and any(part in ("", ".", "..") for part in folder.rstrip("/").split("/")))
     ):
-        raise ValueError("it must be SCHEME://BUCKET/FOLDER or https://HOST/FOLDER, without ?, # and empty parts")
+        raise ModelSourceError(
+            f"model source {source} cannot be opened: it must be SCHEME://BUCKET/FOLDER or https://HOST/FOLDER, "
+            "without ?, # and empty parts"
+        )
     prefix = folder.rstrip("/") or None
     endpoint = os.environ.get("INFLIGHT_MODEL_ENDPOINT", "").rstrip("/")
     client: dict[str, Any] = {
@@ -271,6 +287,8 @@ def _open(source: str) -> ObjectStore:
         "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=0)},
     }
     if scheme in ("http", "https"):
+        if authorization := os.environ.get("INFLIGHT_MODEL_AUTHORIZATION"):
+            client["default_headers"] = {"authorization": authorization}
         return stores.HTTPStore(source.rstrip("/"), **options)
     if endpoint:
         options["base_url" if scheme == "gs" else "endpoint"] = endpoint
@@ -303,5 +321,7 @@ def _quoted(etag: str | None) -> str | None:
 
 
 def _public_line(error: BaseException) -> str:
-    """Return the first line of a message, without the query of a URL, which may hold a signature."""
-    return _QUERY.sub("", first_line(error))[:300]
+    """Return the first line of a message, with why no request could be sent, and without the query of a URL, which may
+    hold a signature."""
+    cause = _CAUSE.search(str(error))
+    return _QUERY.sub("", first_line(error))[:300].rstrip(".") + (f": {cause[1]}" if cause else "")

@@ -163,8 +163,8 @@ class Model(SpecModel):
         default=None,
         description="Secret of this namespace whose keys become environment variables of the engine: HF_TOKEN;"
         " AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION; GOOGLE_SERVICE_ACCOUNT_KEY (the key file's JSON);"
-        " AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY. Default: the identity of"
-        " template.serviceAccountName.",
+        " AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY; INFLIGHT_MODEL_AUTHORIZATION (the Authorization"
+        " header for https://). Default: the identity of template.serviceAccountName.",
     )
     endpoint: str | None = Field(
         default=None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from inflight_operator.decide.decision import Reason
-from inflight_operator.decide.status.pod_problems import Problem
+from inflight_operator.decide.status.pod_problems import DISK_FULL, Problem
 from inflight_operator.decide.status.pods import ClassifiedPod, PodClass, Pods
 from inflight_operator.decide.status.sentences import sentence
 
@@ -117,7 +117,7 @@ def find_conditions(
     """
     replicas = tuple(one for one in pods.all if one.kind not in (PodClass.LEAVING, PodClass.EVICTED))
     alive = _Alive(replicas, _main_problem(replicas), routed)
-    return (
+    findings = (
         _ready(deployment, alive),
         _scheduled(alive),
         _model_loaded(alive, source),
@@ -125,6 +125,27 @@ def find_conditions(
         _metrics_available(metrics),
         scaling,
         tuning,
+    )
+    return findings if alive.ready else _too_large(findings, pods)
+
+
+def _too_large(findings: tuple[Finding, ...], pods: Pods) -> tuple[Finding, ...]:
+    """Returns the findings of a service without a ready pod. While pods of the newest template are evicted, as their
+    volume does not hold the model, those that start are no good sign."""
+    newest = max((one.pod for one in pods.all), key=lambda pod: pod.created, default=None)
+    evicted = [
+        one.problem
+        for one in pods.all
+        if newest and one.pod.rollout == newest.rollout and one.problem and one.problem.reason == DISK_FULL
+    ]
+    if not evicted:
+        return findings
+    message = f"{_share(len(evicted), len(pods.all))} {evicted[-1].text}"
+    return tuple(
+        Finding(one.type, "False", DISK_FULL, message)
+        if one.type in ("Ready", "ModelLoaded") and one.reason in ("Scheduling", "Starting", "NotStarted", "Loading")
+        else one
+        for one in findings
     )
 
 

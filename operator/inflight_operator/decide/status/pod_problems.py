@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from inflight_base.manifest.names import MODEL_CACHE_VOLUME, MODEL_CONTAINER, PLUGIN_CONTAINER
+from inflight_base.manifest.names import MODEL_CACHE_VOLUME, MODEL_CONTAINER, MODEL_VOLUME, PLUGIN_CONTAINER
 from inflight_operator.observe.pods import PodView
 
 _IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
@@ -32,6 +32,12 @@ QUEUE_GATES = "kueue.x-k8s.io/"
 _CLAIM = "take the namespace out of engine.modelCache.namespaces of the chart"
 _FOLDER = "; engine.modelCache.hostPath of the chart must be a folder of the node with mode 0777"
 
+_MISSING_SECRET = re.compile(r'secret "([^"]+)" not found')
+
+_MODEL_DISK = re.compile(f'EmptyDir volume "{MODEL_VOLUME}" exceeds the limit')
+
+DISK_FULL = "DiskFull"
+
 _TAIL = 300
 """Maximum characters of a container's last log line in a message."""
 
@@ -45,12 +51,14 @@ class ServiceFacts:
         accelerator: resource name of the accelerator; empty if the service requests none.
         memory_limit: memory limit of the engine container, such as `4Gi`; empty without one.
         cache_claim: claim with the model cache; empty if the pods use none.
+        credentials: `spec.model.credentialsSecret`; empty without one.
     """
 
     source: str
     accelerator: str
     memory_limit: str
     cache_claim: str = ""
+    credentials: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +106,11 @@ def _create(pod: PodView, facts: ServiceFacts) -> Problem | None:
     if pod.waiting_reason not in _CREATE_REASONS:
         return None
     said = _one_line(pod.waiting_message) or pod.waiting_reason
-    text = f"cannot start its container: {said}{_FOLDER if MODEL_CACHE_VOLUME in said else ''}"
+    remedy = _FOLDER if MODEL_CACHE_VOLUME in said else ""
+    if missing := _MISSING_SECRET.search(said):
+        named = "model.credentialsSecret" if missing[1] == facts.credentials else "its name in template"
+        remedy = f"; create it, or correct {named}"
+    text = f"cannot start its container: {said}{remedy}"
     return Problem(85, "ContainerNotCreated", "start", text)
 
 
@@ -141,6 +153,14 @@ def _crash(pod: PodView, facts: ServiceFacts) -> Problem | None:
     container = f" -c {pod.init_container}" if pod.init_container else ""
     words = f"; its last output: {last}" if last else f"; see kubectl logs {pod.name}{container} --previous"
     return Problem(70, "EngineCrashes", "load", f"ended with exit code {pod.exit_code} ({times}){words}")
+
+
+def _disk(pod: PodView, facts: ServiceFacts) -> Problem | None:
+    """Evicted by the kubelet, as the model that the engine downloads is larger than its volume."""
+    if not _MODEL_DISK.search(pod.failure):
+        return None
+    text = f"was evicted: {_one_line(pod.failure).rstrip('.')}; raise model.storage"
+    return Problem(65, DISK_FULL, "load", text)
 
 
 def _failed(pod: PodView, facts: ServiceFacts) -> Problem | None:
@@ -196,6 +216,7 @@ def _creating(pod: PodView, facts: ServiceFacts) -> Problem | None:
 
 
 _RULES: tuple[Callable[[PodView, ServiceFacts], Problem | None], ...] = (
+    _disk,
     _image,
     _create,
     _memory,

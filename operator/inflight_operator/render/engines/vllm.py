@@ -14,6 +14,7 @@ from inflight_base.manifest.names import (
     ENGINE_PORT,
     HTTP_PORT_NAME,
     MODEL_CONTAINER,
+    MODEL_VOLUME,
     PLUGIN_CONTAINER,
 )
 from inflight_base.manifest.units import parse_quantity
@@ -42,7 +43,6 @@ from inflight_operator.render.service import behind_gateway
 
 PLUGIN_FOLDER = "/opt/inflight/vllm"
 _PLUGIN_VOLUME = "inflight-plugin"
-_MODEL_VOLUME = "inflight-model"
 _BUILTIN = "builtin://"
 
 PLUGIN_SIZE = "64Mi"
@@ -238,7 +238,7 @@ def _init_container(name: str, image: str, command: list[str], volume: Volume, s
 
 
 def _model_volume(*, read_only: bool) -> Volume:
-    return Volume(_MODEL_VOLUME, {"emptyDir": {"sizeLimit": BUILTIN_MODEL_SIZE}}, MODEL_FOLDER, read_only)
+    return Volume(MODEL_VOLUME, {"emptyDir": {"sizeLimit": BUILTIN_MODEL_SIZE}}, MODEL_FOLDER, read_only)
 
 
 def _plugin_volume(path: str, *, read_only: bool) -> Volume:

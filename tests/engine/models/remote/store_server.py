@@ -17,6 +17,7 @@ class StoreServer:
 
     Attributes:
         access_key: requests without it in their signature are refused.
+        authorization: requests with another header of this name are refused.
         statuses: statuses to answer with before a path is served, each once.
         cuts: numbers of bytes after which an answer to a GET of a path is cut, each once.
         etags: False: the server has none.
@@ -28,7 +29,7 @@ class StoreServer:
 
     def __init__(self):
         self.files = {}
-        self.access_key = None
+        self.access_key = self.authorization = None
         self.statuses = {}
         self.cuts = {}
         self.etags = self.ranges = True
@@ -69,6 +70,8 @@ def store_server():
                 self.headers.get("Authorization") or ""
             ):
                 return self.answer(403, b"<Error><Code>InvalidAccessKeyId</Code></Error>")
+            if store.authorization not in (None, self.headers.get("Authorization")):
+                return self.answer(403, b"")
             if status is not None:
                 return self.answer(status, b"<Error><Code>SlowDown</Code></Error>")
             if "list-type" in query:

@@ -1,5 +1,6 @@
 """Files of a remote model: found under every scheme, in one version, or refused with one sentence."""
 
+import errno
 import json
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from inflight_engine.models.checkpoints.source import ModelSourceError, resolve
 from inflight_engine.models.remote import snapshot, stores
 from inflight_engine.models.remote.snapshot import digest, take_snapshot
+from tools.measure.served import free_port
 
 SCHEMES = ("http", "s3", "gs", "az")
 FILES = {
@@ -108,6 +110,23 @@ def test_a_read_that_fails_is_tried_again(model, source, scheme, fault):
     assert model.requests["GET", path] == 3
 
 
+def test_a_store_that_cuts_every_answer_is_given_up(model, source, monkeypatch):
+    monkeypatch.setattr(stores, "_GIVE_UP_SECONDS", 0.0)
+    found = take_snapshot(source("s3", "models/tiny"))
+    model.cuts["models/tiny/model-00001-of-00002.safetensors"] = [50] * 9
+    with pytest.raises(ModelSourceError, match=r"model-00001.* cannot be read \(.*\): check the network"):
+        found.store.read(found.shards[0], 0, 100)
+
+
+def test_a_full_disk_is_a_sentence_that_names_the_folder(model, source, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(snapshot, "write", full)
+    with pytest.raises(ModelSourceError, match=r"tiny: its settings .*/files \(No space left on device\): make room"):
+        resolve(source("s3", "models/tiny"))
+
+
 def test_a_store_that_does_not_answer_is_given_up(model, source, monkeypatch):
     monkeypatch.setattr(stores, "_GIVE_UP_SECONDS", 0.0)
     found = take_snapshot(source("s3", "models/tiny"))
@@ -115,6 +134,30 @@ def test_a_store_that_does_not_answer_is_given_up(model, source, monkeypatch):
     with pytest.raises(ModelSourceError, match=r"model-00001.* cannot be read \(.*503.*\): check the network") as error:
         found.store.read(found.shards[0], 0, 10)
     assert "\n" not in str(error.value)
+
+
+def test_why_no_request_could_be_sent_is_said(server, monkeypatch):
+    monkeypatch.setattr(stores, "_GIVE_UP_SECONDS", 0.0)
+    with pytest.raises(ModelSourceError, match=r"config.json cannot be read \(.*: Connection refused\): check the net"):
+        resolve(f"http://127.0.0.1:{free_port()}/tiny")
+
+
+def test_credentials_that_cannot_be_read_are_a_sentence_that_says_what_to_check(server, monkeypatch):
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "no base64")
+    with pytest.raises(ModelSourceError, match=r"cannot be opened: .*Access Key.*: check the credentials") as error:
+        resolve("az://bucket/tiny")
+    assert "no base64" not in str(error.value)
+
+
+@pytest.mark.parametrize("given", ["Bearer ours", "Basic b3Vycw=="])
+def test_a_web_server_is_asked_with_the_authorization_of_the_environment(model, source, given, monkeypatch):
+    model.authorization = "Bearer ours"
+    monkeypatch.setenv("INFLIGHT_MODEL_AUTHORIZATION", given)
+    if given == model.authorization:
+        assert resolve(source("http", "models/tiny")).remote.shards
+    else:
+        with pytest.raises(ModelSourceError, match=r"refuses config.json \(403\): check the cred.* may read it"):
+            resolve(source("http", "models/tiny"))
 
 
 @pytest.mark.parametrize("scheme", ["http", "s3", "gs", "az"])

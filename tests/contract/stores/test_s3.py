@@ -15,20 +15,19 @@ from obstore.store import S3Store
 
 from inflight_engine.models.checkpoints.source import ModelSourceError, resolve
 from inflight_engine.models.remote.snapshot import FOLDER_VARIABLE, take_snapshot
+from tests.contract.stores.checks import FLAGS, check_served
 from tests.engine.server.real_server import RealServer
-from tools.bench.delivery.checkpoint import TINY, write_checkpoint
 from tools.measure.served import free_port, process, wait_ready
 
 pytestmark = pytest.mark.contract
 
-PINS = Path(__file__).with_name("pins.txt")
+PINS = Path(__file__).with_name("moto.txt")
 POLICY = {
     "Version": "2012-10-17",
     "Statement": [
         {"Effect": "Allow", "Action": ["s3:*"], "Resource": ["arn:aws:s3:::models", "arn:aws:s3:::models/*"]}
     ],
 }
-FLAGS = "--max-num-seqs 2 --max-num-batched-tokens 64 --max-model-len 128 --num-kv-blocks 64".split()
 
 
 class S3:
@@ -98,40 +97,19 @@ def s3(tmp_path_factory):
         yield S3(url)
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("model")
-    write_checkpoint(path, TINY)
-    return path
-
-
 @pytest.fixture
-def account(s3, folder, monkeypatch, tmp_path):
+def account(s3, folder, fresh):
     """The environment of an engine whose account may read the bucket; all others are refused."""
     s3.check_accounts(on=False)
     s3.put(folder, "tiny")
-    for name, value in s3.environment().items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "files"))
+    fresh(**s3.environment())
     s3.check_accounts()
     yield s3
     s3.check_accounts(on=False)
 
 
-def test_an_engine_serves_a_model_from_s3_to_its_first_token(account, monkeypatch, tmp_path):
-    monkeypatch.delenv(FOLDER_VARIABLE)
-    server = RealServer(tmp_path, *FLAGS, model="s3://models/tiny").wait_ready()
-    try:
-        asked = {"prompt": "The capital", "max_tokens": 4, "temperature": 0}
-        answer = httpx.post(f"{server.url}/v1/completions", json=asked, timeout=60).json()
-        assert answer["usage"]["completion_tokens"] == 4
-        told = re.search(
-            r'inflight_model_info\{digest="(sha256:[0-9a-f]{64})"', httpx.get(f"{server.url}/metrics").text
-        )
-        assert told[1] in server.log.read_text()
-    finally:
-        server.close()
+def test_an_engine_serves_a_model_from_s3_to_its_first_token(account, tmp_path):
+    check_served("s3://models/tiny", tmp_path)
 
 
 def test_a_second_engine_reads_the_weights_from_the_first_and_answers_the_same(account, monkeypatch, tmp_path, folder):
