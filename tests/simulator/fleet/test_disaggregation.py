@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from inflight_settings.limits import Limits
 from inflight_simulator.cli import main
 from inflight_simulator.fleet.config import FleetConfig, GatewayModel, PrefillSet, ReplicaModel, undivided
 from inflight_simulator.fleet.fleet import Fleet
@@ -63,6 +64,13 @@ def test_reads_of_a_replica_follow_one_another():
     requests = Requests(np.zeros(2), np.array([801, 801]), np.array([5, 5]))
     run = simulate_fleet(requests, apart(rate=100_000.0), Fixed(1))
     assert sorted(run.reads) == pytest.approx([0.008, 0.016])
+
+
+def test_the_prefill_set_may_have_limits_of_its_own():
+    config = apart(limits=Limits(256, 512))
+    larger = replace(config, prefill=replace(config.prefill, limits=Limits(4, 2048)))
+    steps = [simulate_fleet(one(1601, 3), each, Fixed(1)).ttft[0] for each in (config, larger)]
+    assert steps[0] - steps[1] == pytest.approx(3 * COST.base_s, rel=1e-3)
 
 
 def test_an_engine_that_gives_keys_and_values_away_copies_them_out_in_a_step():
@@ -142,6 +150,12 @@ def test_the_same_seed_gives_equal_results():
     np.testing.assert_array_equal(first.tpot, again.tpot)
 
 
+def test_limits_of_the_prefill_set_are_fixed(trace, capsys):
+    with pytest.raises(SystemExit):
+        main(["fleet", trace, "--scaler", "fixed:1", "--prefill-limits", "autopilot"])
+    assert "no operator tunes the prefill set" in capsys.readouterr().err
+
+
 @pytest.fixture
 def trace(tmp_path):
     path = tmp_path / "trace.csv"
@@ -173,6 +187,7 @@ def test_a_scaler_changes_only_the_replicas_that_answer(trace, capsys):
         (["--disaggregate", "Auto"], "--disaggregate and --prefill-replicas need each other"),
         (["--prefill-replicas", "1"], "--disaggregate and --prefill-replicas need each other"),
         (["--disaggregate", "Auto", "--prefill-replicas", "1"], "needs --routing gateway"),
+        (["--prefill-limits", "fixed:4/8192"], "--prefill-limits needs --disaggregate"),
     ],
 )
 def test_flags_that_say_too_little_are_refused(trace, flags, error, capsys):
