@@ -125,7 +125,7 @@ def compare_sets(
 
 
 def _best_one_set(requests: Requests, config: FleetConfig, replicas: int) -> Sets:
-    """One set with the limits that keep the most requests in target with the first seed: fewer requests at once than
+    """Returns one set with the limits that keep the most requests in target with the first seed: fewer requests at once than
     its own limits allow, or larger steps. Where one request alone takes most of the TPOT target, limits for an
     overload are not the best ones."""
     run = cache(lambda limits: _run(requests, replace(config, limits=limits), replicas, 0, 0))

@@ -55,7 +55,7 @@ others, of the best split that was found; and the fewest replicas with which a s
 simulated with {SEEDS} seeds. A prefill set pays where a split keeps more requests in target with each seed than one set
 does with any: with as many replicas as one set needs, or with the fewest that the split needs. With `Fixed`, each set
 has the limits for its own part of the requests; one set has those of the plan, or with fewer requests at once or larger
-steps, where that keeps more requests in target. It takes 14 to 60 simulations.
+steps, where that keeps more requests in target. It takes 8 to 80 simulations.
 
 Without --replica: the reference replica of `inflight-simulate fleet`. Examples from data sheets, not measured, are in
 simulator/examples/replicas. `inflight-simulate calibrate` measures the cost model of an engine of your own.
