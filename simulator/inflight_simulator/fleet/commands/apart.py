@@ -125,9 +125,9 @@ def compare_sets(
 
 
 def _best_one_set(requests: Requests, config: FleetConfig, replicas: int) -> Sets:
-    """Returns one set with the limits that keep the most requests in target with the first seed: fewer requests at once than
-    its own limits allow, or larger steps. Where one request alone takes most of the TPOT target, limits for an
-    overload are not the best ones."""
+    """Returns one set with the limits that keep the most requests in target with the first seed: its own, or with fewer
+    requests at once or larger steps. Where one request alone takes most of the TPOT target, limits for an overload are
+    not the best ones."""
     run = cache(lambda limits: _run(requests, replace(config, limits=limits), replicas, 0, 0))
     own, largest = config.limits, config.replica.capacity.max_num_batched_tokens
     fewer = [own.with_("max_num_seqs", number) for number in _FEW if number < own.max_num_seqs]
