@@ -222,6 +222,8 @@ class Fleet:
         self._count(now)
 
     def _route(self, number: int, replica: Replica) -> None:
+        if self.gateway is not None:
+            return
         pending = replica.tokens_ahead if self._router.by_work else 0
         self._router.update(number, replica.outstanding, pending)
 

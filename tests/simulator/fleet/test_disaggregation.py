@@ -107,6 +107,11 @@ def test_all_requests_end_and_all_blocks_are_free_in_the_end(mode, pods):
         assert not pod.replica.scheduler.has_work
 
 
+def test_each_set_may_have_many_replicas():
+    run = simulate_fleet(random_requests(40, 40, 5, prompt=1000), apart(replicas=20), Fixed(20))
+    assert not np.isnan(run.tpot).any()
+
+
 def test_a_request_that_nobody_can_take_over_goes_on_where_it_began():
     requests = Requests(np.linspace(0, 0.5, 40), np.full(40, 900), np.full(40, 400))
     config = apart(replicas=1)
