@@ -11,6 +11,7 @@ from deploy.dashboards.queries import ONE_SERVICE_BEHIND_GATEWAY as BEHIND
 _TTFT = "vllm:time_to_first_token_seconds"
 _TPOT = "vllm:request_time_per_output_token_seconds"
 _GATEWAY = "inflight_gateway"
+_FROM_PEERS = f'{ONE_SERVICE}, tier="peer"'
 
 
 def replicas(*more: Query) -> Panel:
@@ -289,6 +290,45 @@ DASHBOARD = Dashboard(
                     rate(f"{_GATEWAY}_tenant_tokens_total", f'{BEHIND}, kind=~"prompt|completion"', ("tenant",)),
                 ),
                 stacked=True,
+            ),
+        },
+        Row("Prompts on other engines (services with spec.disaggregation)", 8, 12): {
+            "Hand-overs": lines(
+                "ops",
+                "Requests per second, by what became of their hand-over. Another engine goes on with each by keys and "
+                "values that it reads, or computes it again.",
+                Query(
+                    "Handed over",
+                    rate(f"{_GATEWAY}_picks_total", f'{BEHIND}, reason="prefill"'),
+                    style.READY,
+                    dashed=True,
+                    about="The dashed line is the gateway's: prompts that a prefill engine computes for another one.",
+                ),
+                Query(
+                    "Computed again: late",
+                    rate("inflight_peer_late_requests_total", ONE_SERVICE),
+                    style.WARNING,
+                    about="Late: not all keys and values came in time.",
+                ),
+                Query(
+                    "Reads that failed",
+                    rate("inflight_peer_failed_reads_total", ONE_SERVICE),
+                    style.BAD,
+                    about="The engines of the service also read from each other when one of them drains.",
+                ),
+                least_top=style.FEW_PER_SECOND,
+            ),
+            "Keys and values read from other engines": lines(
+                "Bps",
+                "Bytes per second that the engines of the service read, prefill engines not included. The dashed line "
+                "is the speed of one read as the slowest pod measured it.",
+                Query("Read", rate("inflight_tier_loaded_bytes_total", _FROM_PEERS), style.MEASURED),
+                Query(
+                    "Measured speed",
+                    f"min(inflight_tier_bytes_per_second{{{_FROM_PEERS}}} > 0)",
+                    style.MODELLED,
+                    dashed=True,
+                ),
             ),
         },
         Row("Pods", 7, 24): {

@@ -105,11 +105,13 @@ class PrefillSet:
         mode: `spec.disaggregation.mode` of the service.
         replicas: there from the start, whatever the scaler orders.
         tokens_per_s: tokens whose keys and values a replica reads from others in a second.
+        limits: of its replicas; None: those of the replicas that answer.
     """
 
     mode: Apart
     replicas: int
     tokens_per_s: float
+    limits: Limits | None = None
 
 
 def undivided(seconds: float) -> Phases:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from heapq import heappop, heappush
 from typing import Any
@@ -49,7 +50,7 @@ class Fleet:
         self.counts: list[ReplicaCount] = []
         self.first_limits = LimitsInForce(config.limits)
         longest = int((requests.prompt_tokens + requests.output_tokens).max())
-        self._scheduling = scheduler_config(config, longest, prefix_caching=bool(requests.hash_ids))
+        self._scheduling = partial(scheduler_config, longest=longest, prefix_caching=bool(requests.hash_ids))
         self._router = Router(config.routing)
         self.gateway = Gateway(config, self.states, begin, self._send_to) if config.routing == "gateway" else None
         self._metered = metered
@@ -200,10 +201,12 @@ class Fleet:
 
     def _create(self, now: float, starts_s: float, *, prefill: bool = False) -> Pod:
         number = len(self.pods)
-        config = self.config
+        config, apart = self.config, self.config.prefill
+        if prefill and apart is not None and apart.limits is not None:
+            config = replace(config, limits=apart.limits)
         meter = Meter() if self._metered and not prefill else None
         noise = Noise(config.replica.noise, (config.seed, number))
-        replica = Replica(config, self._scheduling, self.states, noise, meter, prefill=prefill)
+        replica = Replica(config, self._scheduling(config), self.states, noise, meter, prefill=prefill)
         pod = Pod(number, replica, now, starts_s, meter, prefill=prefill)
         self.pods.append(pod)
         (self.prefill if prefill else self.live).append(pod)
@@ -219,6 +222,8 @@ class Fleet:
         self._count(now)
 
     def _route(self, number: int, replica: Replica) -> None:
+        if self.gateway is not None:
+            return
         pending = replica.tokens_ahead if self._router.by_work else 0
         self._router.update(number, replica.outstanding, pending)
 

@@ -139,3 +139,10 @@ def test_a_service_of_the_fleet_leads_to_the_dashboard_of_its_kind():
 def test_decisions_mark_services_and_the_autopilot():
     marked = {name for name, one in DASHBOARDS.items() if one["annotations"].get("list")}
     assert marked == {name for name in NAMES if name.startswith(("service", "autopilot"))}
+
+
+def test_hand_overs_are_shown_where_engines_can_make_them():
+    """The gateway's count alone would be an empty panel for other engines."""
+    titles = {name: {one["title"] for one in panels(DASHBOARDS[name])} for name in NAMES}
+    assert [name for name in NAMES if "Hand-overs" in titles[name]] == ["service"]
+    assert [name for name in NAMES if "Keys and values read from other engines" in titles[name]] == ["service"]

@@ -195,7 +195,7 @@ async def test_a_tier_that_is_not_there_has_no_metrics(make_fake, fields, tiers)
     assert not [name for name in seen if name.startswith("inflight_disk_")]
     names = [name for name in seen if name.startswith("inflight_tier_")]
     assert {name.split('"')[1] for name in names} == tiers
-    assert len(names) == (7 if tiers else 0)
+    assert len(names) == (8 if tiers else 0)
 
 
 async def test_counts_of_the_tiers_and_of_the_prefix_cache_are_the_engines(make_fake):
@@ -203,6 +203,7 @@ async def test_counts_of_the_tiers_and_of_the_prefix_cache_are_the_engines(make_
     counts = {"num_stored_blocks": 9, "num_loaded_blocks": 3, "num_failed_loads": 1}
     counts |= {"num_disk_blocks": 20, "num_disk_stored": 8, "num_disk_loaded": 4, "num_disk_failed": 2}
     counts |= {"num_disk_dropped": 5, "disk_seconds_per_block": 0.5, "peer_seconds_per_block": 0.25}
+    counts |= {"num_peer_loaded": 6}
     counts |= {"num_disk_slower": 11, "num_disk_stalled": 12, "num_disk_full": 13, "num_disk_late": 14}
     fake.engine.report(num_tier_blocks=7, prefix_queries=100, prefix_hits=60, **counts)
     await until(lambda: fake.service.session.stats.num_tier_blocks == 7)
@@ -225,6 +226,7 @@ async def test_counts_of_the_tiers_and_of_the_prefix_cache_are_the_engines(make_
         'inflight_tier_dropped_blocks_total{tier="disk"}': 5,
         'inflight_tier_bytes_per_second{tier="disk"}': 2 * block_bytes,
         'inflight_tier_bytes_per_second{tier="peer"}': 4 * block_bytes,
+        'inflight_tier_loaded_bytes_total{tier="peer"}': 6 * block_bytes,
     }
     refused = [
         seen[f'inflight_disk_refused_loads_total{{reason="{reason}"}}']

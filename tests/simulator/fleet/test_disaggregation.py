@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from inflight_settings.limits import Limits
 from inflight_simulator.cli import main
 from inflight_simulator.fleet.config import FleetConfig, GatewayModel, PrefillSet, ReplicaModel, undivided
 from inflight_simulator.fleet.fleet import Fleet
@@ -65,6 +66,13 @@ def test_reads_of_a_replica_follow_one_another():
     assert sorted(run.reads) == pytest.approx([0.008, 0.016])
 
 
+def test_the_prefill_set_may_have_limits_of_its_own():
+    config = apart(limits=Limits(256, 512))
+    larger = replace(config, prefill=replace(config.prefill, limits=Limits(4, 2048)))
+    steps = [simulate_fleet(one(1601, 3), each, Fixed(1)).ttft[0] for each in (config, larger)]
+    assert steps[0] - steps[1] == pytest.approx(3 * COST.base_s, rel=1e-3)
+
+
 def test_an_engine_that_gives_keys_and_values_away_copies_them_out_in_a_step():
     requests = Requests(np.array([0.0, 0.001]), np.array([1601, 100]), np.array([3, 3]))
     late = []
@@ -97,6 +105,11 @@ def test_all_requests_end_and_all_blocks_are_free_in_the_end(mode, pods):
         assert pod.replica.outstanding == 0
         assert pod.replica.scheduler.kv_usage == 0.0
         assert not pod.replica.scheduler.has_work
+
+
+def test_each_set_may_have_many_replicas():
+    run = simulate_fleet(random_requests(40, 40, 5, prompt=1000), apart(replicas=20), Fixed(20))
+    assert not np.isnan(run.tpot).any()
 
 
 def test_a_request_that_nobody_can_take_over_goes_on_where_it_began():
@@ -142,6 +155,12 @@ def test_the_same_seed_gives_equal_results():
     np.testing.assert_array_equal(first.tpot, again.tpot)
 
 
+def test_limits_of_the_prefill_set_are_fixed(trace, capsys):
+    with pytest.raises(SystemExit):
+        main(["fleet", trace, "--scaler", "fixed:1", "--prefill-limits", "autopilot"])
+    assert "no operator tunes the prefill set" in capsys.readouterr().err
+
+
 @pytest.fixture
 def trace(tmp_path):
     path = tmp_path / "trace.csv"
@@ -173,6 +192,7 @@ def test_a_scaler_changes_only_the_replicas_that_answer(trace, capsys):
         (["--disaggregate", "Auto"], "--disaggregate and --prefill-replicas need each other"),
         (["--prefill-replicas", "1"], "--disaggregate and --prefill-replicas need each other"),
         (["--disaggregate", "Auto", "--prefill-replicas", "1"], "needs --routing gateway"),
+        (["--prefill-limits", "fixed:4/8192"], "--prefill-limits needs --disaggregate"),
     ],
 )
 def test_flags_that_say_too_little_are_refused(trace, flags, error, capsys):

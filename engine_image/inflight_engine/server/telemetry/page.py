@@ -52,8 +52,15 @@ _TIER_BYTES = (
         "Bytes of KV blocks copied to a tier behind the device.",
         "num_stored_blocks",
         "num_disk_stored",
+        None,
     ),
-    ("inflight_tier_loaded_bytes", "Bytes of KV blocks loaded from a tier.", "num_loaded_blocks", "num_disk_loaded"),
+    (
+        "inflight_tier_loaded_bytes",
+        "Bytes of KV blocks loaded from a tier, or read from other engines (peer).",
+        "num_loaded_blocks",
+        "num_disk_loaded",
+        "num_peer_loaded",
+    ),
 )
 _TIER_BLOCKS = (
     (
@@ -69,7 +76,8 @@ _TIER_BLOCKS = (
         "num_disk_failed",
     ),
 )
-"""Counters by tier: name, documentation, and the counters of the engine in host memory and on a disk."""
+"""Counters by tier: name, documentation, and the counters of the engine in host memory and on a disk; for bytes
+also those of other engines."""
 
 _PEER_COUNTERS = (
     ("inflight_peer_loaded_blocks", "KV blocks read from other engines.", "num_peer_loaded"),
@@ -218,8 +226,9 @@ def _engine_state(page: Families, demand: Demand, now: Gauges) -> None:
 def _tiers(page: Families, counts: Counts, load: Load, tiers: Collection[str]) -> None:
     stats, since_start = load.stats, counts.since_start(load.stats)
 
-    def rows(host: float, disk: float) -> list[tuple[tuple[str], float]]:
-        return [((tier,), value) for tier, value in ((HOST_TIER, host), (DISK_TIER, disk)) if tier in tiers]
+    def rows(host: float, disk: float, peer: float | None = None) -> list[tuple[tuple[str], float]]:
+        found = [((tier,), value) for tier, value in ((HOST_TIER, host), (DISK_TIER, disk)) if tier in tiers]
+        return found if peer is None or HOST_TIER not in tiers else [*found, ((PEER_TIER,), peer)]
 
     page.gauges(
         "inflight_tier_blocks",
@@ -235,17 +244,16 @@ def _tiers(page: Families, counts: Counts, load: Load, tiers: Collection[str]) -
             block_bytes / seconds if seconds else 0.0
             for seconds in (stats.disk_seconds_per_block, stats.peer_seconds_per_block)
         )
-        peers = [((PEER_TIER,), speed_of_peers)] if HOST_TIER in tiers else []
         page.gauges(
             "inflight_tier_bytes_per_second",
             "Speed at which a tier is loaded, or other engines are read (peer), as measured; 0: not yet.",
             ("tier",),
-            [*rows(speed_of_host, speed_of_disk), *peers],
+            rows(speed_of_host, speed_of_disk, speed_of_peers),
         )
-        for name, documentation, host, disk in _TIER_BYTES:
-            page.counters(
-                name, documentation, ("tier",), rows(since_start[host] * block_bytes, since_start[disk] * block_bytes)
-            )
+        for name, documentation, host, disk, peer in _TIER_BYTES:
+            read = None if peer is None else since_start[peer] * block_bytes
+            moved = rows(since_start[host] * block_bytes, since_start[disk] * block_bytes, read)
+            page.counters(name, documentation, ("tier",), moved)
     for name, documentation, host, disk in _TIER_BLOCKS:
         page.counters(name, documentation, ("tier",), rows(since_start[host], since_start[disk]))
     if HOST_TIER in tiers:

@@ -75,7 +75,19 @@ def limits(text: str) -> tuple[bool, Limits]:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not fixed:SEQS/TOKENS, as in fixed:256/2048, nor autopilot or autopilot:SEQS/TOKENS"
         )
-    return kind == "autopilot", Limits(
+    return kind == "autopilot", _pair(seqs, tokens)
+
+
+def prefill_limits(text: str) -> Limits:
+    """Parses `fixed:4/8192`."""
+    tuning, found = limits(text)
+    if tuning:
+        raise argparse.ArgumentTypeError(f"{text!r} is not fixed:SEQS/TOKENS: no operator tunes the prefill set here")
+    return found
+
+
+def _pair(seqs: str, tokens: str) -> Limits:
+    return Limits(
         number(int, 1, HIGHEST_LIMITS.max_num_seqs)(seqs), number(int, 1, HIGHEST_LIMITS.max_num_batched_tokens)(tokens)
     )
 
@@ -203,6 +215,16 @@ def _add_gateway_flags(parser: argparse.ArgumentParser) -> None:
         help="replicas of the prefill set, beside those of the scaler, which does not change them",
     )
     apart.add_argument(
+        "--prefill-limits",
+        type=prefill_limits,
+        metavar="LIMITS",
+        help="fixed:SEQS/TOKENS of the prefill set (default: those of the other replicas at their start)",
+    )
+    add_transfer_rate_flag(apart)
+
+
+def add_transfer_rate_flag(group: argparse._ActionsContainer) -> None:
+    group.add_argument(
         "--transfer-rate",
         type=number(float, 1, 1e12),
         metavar="TOKENS",
@@ -311,17 +333,22 @@ def _prefill_set(flags: argparse.Namespace, replica: ReplicaModel) -> PrefillSet
     if (flags.disaggregate is None) != (flags.prefill_replicas is None):
         raise InputError("--disaggregate and --prefill-replicas need each other")
     if flags.disaggregate is None:
+        if flags.prefill_limits is not None:
+            raise InputError("--prefill-limits needs --disaggregate")
         return None
     if flags.routing != "gateway":
         raise InputError("--disaggregate needs --routing gateway")
+    return PrefillSet(
+        flags.disaggregate, flags.prefill_replicas, transfer_rate(flags, replica, "the replica"), flags.prefill_limits
+    )
+
+
+def transfer_rate(flags: argparse.Namespace, replica: ReplicaModel, name: str) -> float:
+    """Raises InputError: it is not given, and the cost of the replica does not tell it."""
     copied_token_s = replica.cost.copied_token_s
     if flags.transfer_rate is None and not copied_token_s:
-        raise InputError("--disaggregate needs --transfer-rate: the replica's cost has no copied_token_s")
-    return PrefillSet(
-        flags.disaggregate,
-        flags.prefill_replicas,
-        flags.transfer_rate or 1 / (PEER_SLOWNESS * copied_token_s),
-    )
+        raise InputError(f"--disaggregate needs --transfer-rate: the cost of {name} has no copied_token_s")
+    return float(flags.transfer_rate or 1 / (PEER_SLOWNESS * copied_token_s))
 
 
 def request_targets(flags: argparse.Namespace) -> RequestTargets:

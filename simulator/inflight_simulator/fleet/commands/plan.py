@@ -13,8 +13,9 @@ from inflight_cost.capacity import Margins, Replica, Steady, Targets, Workload, 
 from inflight_cost.limits import best_limits, largest
 from inflight_cost.staffing import smallest
 from inflight_settings.limits import Limits, LimitsBounds
+from inflight_simulator.fleet.commands.apart import Comparison, compare_sets
 from inflight_simulator.fleet.commands.traffic import Traffic, busiest, describe, doubled, workload_of
-from inflight_simulator.fleet.config import FleetConfig, ReplicaModel
+from inflight_simulator.fleet.config import FleetConfig, PrefillSet, ReplicaModel
 from inflight_simulator.fleet.outcome import FleetRun
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.run import simulate_fleet
@@ -191,6 +192,8 @@ class ReplicaPlan(msgspec.Struct, frozen=True):
         cost: of the replicas that were checked; None: without a price or a check.
         breaking: times the load of the busiest minute that each resource holds with the replicas that were checked,
             first to break first. Infinity is null in JSON.
+        apart: one set of replicas and two, for each mode that was asked for; empty where one request alone misses the
+            targets.
     """
 
     name: str
@@ -202,6 +205,7 @@ class ReplicaPlan(msgspec.Struct, frozen=True):
     checked: Checked | None
     cost: Cost | None
     breaking: dict[str, float]
+    apart: tuple[Comparison, ...]
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -217,6 +221,7 @@ def plan(
     attainment: float,
     host_memory: Sequence[int] = (),
     disks: Sequence[int] = (),
+    apart: Mapping[str, Sequence[PrefillSet]] | None = None,
 ) -> Plan:
     """
     Args:
@@ -226,21 +231,29 @@ def plan(
         attainment: share of the requests that must keep their targets.
         host_memory: bytes of host memory behind the KV cache that are compared, of models with `kv_bytes_per_token`.
         disks: bytes of disks behind each of these, of models with rates of their disk.
+        apart: prefill sets that are compared, by the names of `models`, but for their limits and their number of
+            replicas.
     """
     tiers = [(memory, disk) for memory in host_memory for disk in (0, *disks)]
     plans = tuple(
-        plan_replica(name, requests, replace(config, replica=model), attainment, tiers)
+        plan_replica(name, requests, replace(config, replica=model), attainment, tiers, (apart or {}).get(name, ()))
         for name, model in models.items()
     )
     return Plan(describe(requests), attainment, plans)
 
 
 def plan_replica(
-    name: str, requests: Requests, config: FleetConfig, attainment: float, tiers: Sequence[tuple[int, int]] = ()
+    name: str,
+    requests: Requests,
+    config: FleetConfig,
+    attainment: float,
+    tiers: Sequence[tuple[int, int]] = (),
+    apart: Sequence[PrefillSet] = (),
 ) -> ReplicaPlan:
     """
     Args:
         tiers: bytes of host memory and of the disk behind it.
+        apart: prefill sets, as in `plan`.
     """
     model, targets = config.replica, config.service_targets
     replica = Replica(model.cost, model.kv_tokens * (1 - model.kv_headroom))
@@ -269,7 +282,31 @@ def plan_replica(
         checked=found,
         cost=None if model.price is None or found is None else _cost(model.price, count, traffic),
         breaking=breaking_points(replica, peak, each, targets, limits),
+        apart=tuple(
+            compare_sets(
+                requests,
+                config,
+                _split(config, replica, peak, one),
+                attainment,
+                None if found is None else found.replicas,
+                count,
+            )
+            for one in (() if peak_replicas is None else apart)
+        ),
     )
+
+
+def _split(config: FleetConfig, replica: Replica, peak: Workload, apart: PrefillSet) -> FleetConfig:
+    """Returns the fleet with a prefill set. In `Fixed`, each set has the limits for its own part of the requests, as
+    the operator tunes each by what it measures there; in `Auto`, both take requests as one."""
+    if apart.mode == "Auto":
+        return replace(config, prefill=apart)
+    bounds = LimitsBounds(_LEAST_LIMITS, config.replica.capacity)
+    answers, prompts = (
+        best_limits(replica, part, config.service_targets, bounds)
+        for part in (replace(peak, computed=1.0), replace(peak, output=1.0, output_square=1.0))
+    )
+    return replace(config, limits=answers, prefill=replace(apart, limits=prompts))
 
 
 def _workload(requests: Requests, part: slice) -> Workload:

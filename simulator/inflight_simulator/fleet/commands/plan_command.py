@@ -14,7 +14,14 @@ import msgspec
 from inflight_settings.flag_types import number, size
 from inflight_simulator.errors import InputError
 from inflight_simulator.flags import SETTINGS
-from inflight_simulator.fleet.commands.flags import add_arrivals, add_target_flags, request_targets
+from inflight_simulator.fleet.commands.apart import SEEDS, Comparison, Sets
+from inflight_simulator.fleet.commands.flags import (
+    add_arrivals,
+    add_target_flags,
+    add_transfer_rate_flag,
+    request_targets,
+    transfer_rate,
+)
 from inflight_simulator.fleet.commands.plan import (
     KV_CACHE,
     MOST,
@@ -28,7 +35,7 @@ from inflight_simulator.fleet.commands.plan import (
     plan,
 )
 from inflight_simulator.fleet.commands.replica_file import FORMAT, MOST_DISK_TOKENS, MOST_HOST_TOKENS, read_replica
-from inflight_simulator.fleet.config import ROUTINGS, FleetConfig, ReplicaModel, RequestTargets
+from inflight_simulator.fleet.config import ROUTINGS, FleetConfig, PrefillSet, ReplicaModel, RequestTargets
 from inflight_simulator.fleet.requests import read_requests
 from inflight_simulator.trace_files import FORMATS
 
@@ -42,6 +49,13 @@ in target in a simulation), replicas by the capacity model, and the smallest num
 targets in a simulation, with its cost. Then the first bottleneck as the load grows, and the attainment of these
 replicas at twice the load. Each file takes 4 to 12 simulations of ARRIVALS, and 2 to 6 more for each --host-memory
 alone and with each --disk.
+
+For each --disaggregate: the same number of replicas as one set and as two, some of which compute prompts for the
+others, of the best split that was found; and the fewest replicas with which a split keeps the targets. Each fleet is
+simulated with {SEEDS} seeds. A prefill set pays where a split keeps more requests in target with each seed than one set
+does with any: with as many replicas as one set needs, or with the fewest that the split needs. With `Fixed`, each set
+has the limits for its own part of the requests; one set has those of the plan, or with fewer requests at once or larger
+steps, where that keeps more requests in target. It takes 8 to 80 simulations.
 
 Without --replica: the reference replica of `inflight-simulate fleet`. Examples from data sheets, not measured, are in
 simulator/examples/replicas. `inflight-simulate calibrate` measures the cost model of an engine of your own.
@@ -111,6 +125,15 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
         help="order of waiting requests (default fcfs)",
     )
     parser.add_argument("--seed", type=number(int, 0), default=0, metavar="N", help="of the steps' noise (default 0)")
+    parser.add_argument(
+        "--disaggregate",
+        choices=("Auto", "Fixed"),
+        action="append",
+        default=[],
+        help="say whether a prefill set of this spec.disaggregation.mode pays, with the same number of replicas in all;"
+        " needs --routing gateway; may be repeated",
+    )
+    add_transfer_rate_flag(parser)
     add_target_flags(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of sentences")
 
@@ -119,6 +142,7 @@ def run_plan(flags: argparse.Namespace) -> int:
     """Raises InputError. Status 1: none of the replicas keeps the targets."""
     models = _models(flags.replica or [], flags.price)
     _check_tiers(flags.host_memory, flags.disk, models)
+    apart = {name: _prefill_sets(flags, model, name) for name, model in models.items()}
     config = FleetConfig(
         routing=flags.routing,
         max_replicas=flags.max_replicas,
@@ -132,7 +156,7 @@ def run_plan(flags: argparse.Namespace) -> int:
             "note: --host-memory brings nothing here: ARRIVALS does not say which prompts share a prefix",
             file=sys.stderr,
         )
-    found = plan(requests, models, config, flags.attainment, flags.host_memory, flags.disk)
+    found = plan(requests, models, config, flags.attainment, flags.host_memory, flags.disk, apart)
     print(msgspec.json.encode(found).decode() if flags.json else plan_text(found, config.targets))
     return 0 if any(each.checked is not None for each in found.replicas) else 1
 
@@ -168,6 +192,15 @@ def _check_tiers(host_memory: Sequence[int], disks: Sequence[int], models: Mappi
             if max(sizes, default=0) // model.kv_bytes_per_token > most:
                 most *= model.kv_bytes_per_token
                 raise InputError(f"{flag} must be at most {most} bytes for {name}, not {max(sizes)}")
+
+
+def _prefill_sets(flags: argparse.Namespace, model: ReplicaModel, name: str) -> list[PrefillSet]:
+    """Raises InputError: the flags contradict each other, or say too little."""
+    if flags.disaggregate and flags.routing != "gateway":
+        raise InputError("--disaggregate needs --routing gateway")
+    if flags.transfer_rate is not None and not flags.disaggregate:
+        raise InputError("--transfer-rate needs --disaggregate")
+    return [PrefillSet(mode, 1, transfer_rate(flags, model, name)) for mode in dict.fromkeys(flags.disaggregate)]
 
 
 _MEANING = {
@@ -211,6 +244,7 @@ def _replica(each: ReplicaPlan, attainment: float) -> list[str]:
         return [
             *lines,
             _line("simulated", f"no number that was tried keeps {_percent(attainment)} of the requests in target"),
+            *_apart(each, attainment),
         ]
     less = "" if checked.one_less is None else f"; {_keep(checked.replicas - 1)} {checked.one_less:.2%}"
     lines.append(_line("simulated", f"{_keep(checked.replicas)} {checked.attainment:.2%} in target{less}"))
@@ -247,7 +281,55 @@ def _replica(each: ReplicaPlan, attainment: float) -> list[str]:
         disk = f" and a disk of {_size(memory.disk_size, memory.disk_tokens)}" if memory.disk_size else ""
         brings = f"{_served(memory.served, checked.replicas)}; {fewest}"
         lines.append(_line("", f"{_size(memory.size, memory.tokens)}{disk}: {brings}"))
+    return lines + _apart(each, attainment)
+
+
+def _apart(each: ReplicaPlan, attainment: float) -> list[str]:
+    lines = []
+    for one in each.apart:
+        verdict = apart_verdict(one, attainment)
+        lines.append(_line(f"apart, {one.mode}", f"{'pays' if one.pays else 'does not pay'}: {verdict}"))
+        lines += [_line("", _sets(sets)) for pair in one.pairs for sets in (pair.one, pair.two)]
     return lines
+
+
+def apart_verdict(one: Comparison, attainment: float) -> str:
+    """Returns the reason why two sets pay or not."""
+    if not one.pairs:
+        return "one replica is enough, and cannot be split" if one.fewest else "one replica cannot be split"
+    if not any(pair.two.handed_over for pair in one.pairs):
+        return "no request is worth handing over"
+    pair = next((pair for pair in reversed(one.pairs) if pair.two_better), one.pairs[-1])
+    if pair.two_better and pair.replicas == one.needed != one.fewest:
+        alone = "no number that was tried does as one set" if one.fewest is None else f"one set needs {one.fewest}"
+        return f"{_keep(pair.replicas)} {_percent(attainment)} of the requests in target, {alone}"
+    shares = f"{_shares(pair.two)} of the requests are in target, {_shares(pair.one)} as one set"
+    within = not pair.two_better and pair.two.highest >= pair.one.lowest
+    noise = f": no more than the noise of {SEEDS} seeds" if within else ""
+    return f"with {pair.replicas} replicas {shares}{noise}"
+
+
+def _sets(sets: Sets) -> str:
+    answer = f"{sets.answer} ({_limits(sets.limits)})"
+    first = f"one set of {answer}"
+    if sets.prefill_limits is not None:
+        first = f"{sets.prefill} ({_limits(sets.prefill_limits)}) for prompts and {answer}"
+    times = (
+        ""
+        if sets.ttft_p95 is None or sets.tpot_p95 is None
+        else f", TTFT p95 {sets.ttft_p95:.3f} s, TPOT p95 {1e3 * sets.tpot_p95:.1f} ms"
+    )
+    moved = f", {sets.handed_over:.1%} handed over" if sets.prefill else ""
+    return f"{first}: {_shares(sets)} in target{times}{moved}"
+
+
+def _limits(limits: tuple[int, int]) -> str:
+    return "{}/{}".format(*limits)
+
+
+def _shares(sets: Sets) -> str:
+    low, high = f"{sets.lowest:.2%}", f"{sets.highest:.2%}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _size(size: int, tokens: int) -> str:
