@@ -162,7 +162,7 @@ class ServerSettings:
     spare_process: SpareProcess = setting(
         "auto",
         "keep a process that has imported its libraries and takes over from an engine process that dies; auto: where "
-        "the KV cache leaves enough memory, 10 seconds after the engine is ready",
+        "the KV cache leaves enough memory, 30 seconds after the engine is ready",
     )
     enable_access_log: bool = setting(
         False, "log a line for each request when it ends: status, ids, class, tokens, times; never prompts or outputs"

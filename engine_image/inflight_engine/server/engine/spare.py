@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 SPARE_BYTES = 300 << 20
 """Memory that a spare takes beside the pages that it shares with the engine process, with a torch that has CUDA."""
-SETTLE_SECONDS = 10.0
+SETTLE_SECONDS = 30.0
 """Time from when the engine is ready until `auto` starts a spare: a server that has just started has requests waiting,
-and so have others that start on the same machine."""
+and so have others that start on the same machine. One that was woken for a few requests is gone before that."""
 
 IMPORT_SECONDS = 2.0
 """Time in which a spare that takes over has to have imported its modules. It has the lowest priority, which cannot be
