@@ -153,11 +153,19 @@ def measure_restart(flags: Sequence[str]) -> Seconds:
 
 
 def _wait_still(pid: int) -> None:
-    """Returns once a process and those that it has started have used less than 1% of a core for a second."""
-    before, used = 0.0, family_cpu(pid)
-    while used - before > 0.01:
+    """Returns once a process and those that it has started have used less than 1% of a core for a second.
+
+    Raises:
+        RuntimeError: they still use more after a minute.
+    """
+    before = family_cpu(pid)
+    for _ in range(60):
         time.sleep(1)
-        before, used = used, family_cpu(pid)
+        used = family_cpu(pid)
+        if used - before < 0.01:
+            return
+        before = used
+    raise RuntimeError("the engine and its spare process do not come to rest")
 
 
 _FILLS, _FILL_TOKENS = 4, 1000

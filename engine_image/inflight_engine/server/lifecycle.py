@@ -68,6 +68,7 @@ class Lifecycle:
         """Start to drain; idempotent."""
         if not self._stop.is_set():
             self._service.draining = True
+            self._service.session.started.set()
             self._stop.set()
 
     def signal(self) -> None:

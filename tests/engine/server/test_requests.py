@@ -13,6 +13,7 @@ from inflight_engine.server import lifecycle
 from inflight_engine.server.http.health import HELD_SECONDS
 from inflight_engine.server.http.middleware import OpenResponses
 from inflight_engine.server.requests.generation import Generation
+from inflight_operator.render.engines.inflight import engine_probes
 from inflight_settings.engine import EngineConfig
 from inflight_settings.limits import LimitsInForce
 from inflight_settings.scheduling import ServiceClass
@@ -379,7 +380,7 @@ async def test_an_answer_of_ready_waits_for_the_model_but_shorter_than_a_probe_d
     fake, now = await make_fake(load=False), asyncio.get_running_loop().time
     began = now()
     assert (await fake.http.get("/ready")).status_code == 503
-    assert HELD_SECONDS <= now() - began < 2.0
+    assert HELD_SECONDS <= now() - began < engine_probes(600)["startupProbe"]["timeoutSeconds"]
     began, asked = now(), asyncio.create_task(fake.http.get("/ready"))
     await asyncio.sleep(0.5)
     assert not asked.done()
@@ -387,6 +388,17 @@ async def test_an_answer_of_ready_waits_for_the_model_but_shorter_than_a_probe_d
     await fake.service.session.first_ready
     await fake.service.open(ByteTokenizer(), LimitsInForce(CAPACITY))
     assert (await asked).status_code == 200
+    assert now() - began < 0.6
+
+
+@in_virtual_time
+async def test_a_server_that_ends_while_it_loads_answers_ready_at_once_also_where_an_answer_waits(make_fake):
+    fake, now = await make_fake(load=False), asyncio.get_running_loop().time
+    began, waiting = now(), asyncio.create_task(fake.http.get("/ready"))
+    await asyncio.sleep(0.5)
+    lifecycle.Lifecycle(fake.service, None, OpenResponses()).drain()
+    for answer in (await waiting, await fake.http.get("/ready")):
+        assert (answer.status_code, answer.json()["status"]) == (503, "draining")
     assert now() - began < 0.6
 
 

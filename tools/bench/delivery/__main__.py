@@ -122,6 +122,8 @@ def measure(source: str, place: Place) -> Start:
         peak = max(memory((each / "status").read_text()).peak for each in of_server)
         written = sum(int(re.findall(r"^write_bytes: (\d+)", (each / "io").read_text(), re.M)[0]) for each in of_server)
     found = _READ.search(place.log.read_text())
+    if found is None and source.startswith("http"):
+        raise RuntimeError(f"the engine did not say how long it read: {place.log}")
     return Start(ready - begin, answered - begin, float(found[1]) if found else None, peak, written)
 
 

@@ -52,7 +52,8 @@ def download(name: str, revision: str, cache: ModelCache | None) -> Path:
 
 def is_full(error: Exception) -> bool:
     """Return whether an error of the hub's library is that of a full disk: its part hf_xet has no numbers of errors."""
-    return any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT))
+    full = (errno.ENOSPC, errno.EDQUOT)
+    return getattr(error, "errno", None) in full or any(os.strerror(number) in str(error) for number in full)
 
 
 def _found(name: str, revision: str) -> tuple[str, int | None]:

@@ -76,8 +76,9 @@ def take_snapshot(source: str, cache: ModelCache | None = None, peers: Peers | N
                 write(listing, json.dumps([asdict(file) for file in files]).encode())
     except OSError as error:
         raise ModelSourceError(
-            f"model source {source}: its settings and its tokenizer cannot be kept in {os.environ[FOLDER_VARIABLE]} "
-            f"({error.strerror or error}): make room there, or set TMPDIR to a folder that can be written"
+            f"model source {source}: its settings and its tokenizer cannot be kept in "
+            f"{os.environ.get(FOLDER_VARIABLE, 'a temporary folder')} ({error.strerror or error}): make room there, or "
+            "set TMPDIR to a folder that can be written"
         ) from error
     files = [RemoteFile(**each) for each in json.loads(listing.read_bytes())]
     return Snapshot(store, folder, tuple(files))

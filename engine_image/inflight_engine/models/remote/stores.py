@@ -324,4 +324,5 @@ def _public_line(error: BaseException) -> str:
     """Return the first line of a message, with why no request could be sent, and without the query of a URL, which may
     hold a signature."""
     cause = _CAUSE.search(str(error))
-    return _QUERY.sub("", first_line(error))[:300].rstrip(".") + (f": {cause[1]}" if cause else "")
+    said = first_line(error)[:300].rstrip(".") + (f": {cause[1][:300]}" if cause else "")
+    return _QUERY.sub("", said)

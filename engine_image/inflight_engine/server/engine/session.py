@@ -75,7 +75,7 @@ class EngineSession:
         failure: once set, why the engine cannot continue.
         failed_while: the phase before that.
         first_ready: the first engine process has loaded the model.
-        started: set when requests are taken for the first time, or never will be.
+        started: set when requests are taken for the first time, or never will be: after a failure, or a signal to end.
         ready: report of the latest engine process after loading.
         loading: what the engine process has read of the weights; None before it begins, or if it does not say so.
         lost: set when a new engine process has to be started.

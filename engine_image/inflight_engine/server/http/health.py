@@ -82,7 +82,7 @@ async def load(service: ServiceOf) -> Response:
 async def ready(service: ServiceOf) -> Response:
     """200 when requests should be sent here, 503 with what it waits for. While the model loads, the answer waits."""
     found = unready(service)
-    if found is not None and service.session.phase is Phase.LOADING:
+    if found is not None and found[0] == "loading":
         with suppress(TimeoutError):
             async with asyncio.timeout(HELD_SECONDS):
                 await service.session.started.wait()
