@@ -70,6 +70,7 @@ def reason(status):
 
 def test_a_replica_sleeps_answers_at_once_and_goes_to_zero_later(namespace, client_image):
     service = sleeper(namespace, scaling={"idleTimeout": "120s", "sleep": {"after": "10s"}})
+    ask_at_once(service, "before", 1, client_image)
     status = service.wait("Asleep", lambda status: reason(status) == "Asleep", seconds=240)
     assert status["readyReplicas"] == status["observed"]["asleep"] == 1
     (before,) = service.pods()
