@@ -168,8 +168,9 @@ DASHBOARD = Dashboard(
             ),
             "Copies by tier": lines(
                 "Bps",
-                "Bytes per second that are copied to each tier, and loaded from it: from the disk to host memory. The "
-                "dashed lines are the speed of loads as the slowest pod measured it.",
+                "Bytes per second that are copied to each tier, and loaded from it: from the disk to host memory, from "
+                "other engines (`peer`) to the device. The dashed lines are the speed of loads as the slowest pod "
+                "measured it.",
                 Query("To {{tier}}", rate("inflight_tier_stored_bytes_total", PODS, ("tier",))),
                 Query("From {{tier}}", rate("inflight_tier_loaded_bytes_total", PODS, ("tier",))),
                 Query(

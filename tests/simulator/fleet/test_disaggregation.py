@@ -155,10 +155,12 @@ def test_the_same_seed_gives_equal_results():
     np.testing.assert_array_equal(first.tpot, again.tpot)
 
 
-def test_limits_of_the_prefill_set_are_fixed(trace, capsys):
+@pytest.mark.parametrize("given", ["autopilot", "autopilot:4/8192", "fixed:4"])
+def test_limits_of_the_prefill_set_are_fixed(trace, given, capsys):
     with pytest.raises(SystemExit):
-        main(["fleet", trace, "--scaler", "fixed:1", "--prefill-limits", "autopilot"])
-    assert "no operator tunes the prefill set" in capsys.readouterr().err
+        main(["fleet", trace, "--scaler", "fixed:1", "--prefill-limits", given])
+    error = f"{given!r} is not fixed:SEQS/TOKENS, as in fixed:4/8192: no operator tunes the prefill set here"
+    assert error in capsys.readouterr().err
 
 
 @pytest.fixture

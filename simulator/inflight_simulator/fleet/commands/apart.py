@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, replace
 from functools import cache, partial
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -11,12 +13,14 @@ import numpy as np
 from inflight_cost.staffing import smallest
 from inflight_gateway.types import Apart
 from inflight_settings.limits import Limits
-from inflight_simulator.fleet.config import FleetConfig
+from inflight_simulator.fleet.config import FleetConfig, PrefillSet
 from inflight_simulator.fleet.outcome import FleetRun
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.run import simulate_fleet
 from inflight_simulator.fleet.view import Fixed
 from inflight_simulator.summary import distribution
+
+_Tried = TypeVar("_Tried")
 
 SEEDS = 3
 """Simulations of each fleet that is compared, which differ by the noise of the steps."""
@@ -31,7 +35,10 @@ _SHARES = (0.2, 0.4, 0.6, 0.8)
 """Shares of the replicas that compute prompts, in the splits that are tried first."""
 
 _MOST = 4
-"""Times the guessed number of replicas up to which a split is tried where no number is enough as one set."""
+"""Largest number of replicas that is tried, in times the number to begin with."""
+
+_MARGIN = 2
+"""Requests that a split must have more in target than one set, to pay."""
 
 
 class Sets(msgspec.Struct, frozen=True):
@@ -58,19 +65,26 @@ class Sets(msgspec.Struct, frozen=True):
 
 
 class Pair(msgspec.Struct, frozen=True):
-    """The same number of replicas as one set, and in the best split."""
+    """The same number of replicas as one set, and in the best split.
+
+    Attributes:
+        pays: the split hands requests over, and has at least two requests more in target with each seed than one set
+            has with any.
+    """
 
     one: Sets
     two: Sets
+    pays: bool
+
+    @classmethod
+    def of(cls, one: Sets, two: Sets, requests: int) -> Pair:
+        """Args: requests: the number of all requests."""
+        more = round((two.lowest - one.highest) * requests)
+        return cls(one, two, two.handed_over > 0 and more >= _MARGIN)
 
     @property
     def replicas(self) -> int:
         return self.one.answer
-
-    @property
-    def two_better(self) -> bool:
-        """True if the split has more requests in target with each seed than one set has with any."""
-        return self.two.lowest > self.one.highest
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -78,11 +92,11 @@ class Comparison(msgspec.Struct, frozen=True):
 
     Attributes:
         mode: `spec.disaggregation.mode`.
-        fewest: replicas that one set needs; None: no number is enough.
-        needed: the fewest replicas with which a split keeps the attainment with every seed; None: more than one set
-            needs, or more than were tried.
-        pairs: with as many replicas as one set needs, and with `needed`. Empty: one replica cannot be split.
-        pays: the split is better than one set in one of the pairs.
+        fewest: the fewest replicas with which one set keeps the attainment with every seed; None: more than were tried.
+        needed: the same of a split; None: more than one set needs, or more than were tried.
+        pairs: with `fewest` and with `needed` replicas; with as many as were tried if both are None. Empty: one replica
+            cannot be split.
+        pays: the split pays in one of the pairs.
     """
 
     mode: Apart
@@ -93,35 +107,50 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 def compare_sets(
-    requests: Requests, one: FleetConfig, two: FleetConfig, attainment: float, fewest: int | None, guess: int
-) -> Comparison:
+    requests: Requests, one: FleetConfig, splits: Sequence[FleetConfig], attainment: float, guess: int
+) -> tuple[Comparison, ...]:
     """
     Args:
-        one, two: one set, and a split of it, but for numbers of replicas, of which `max_replicas` is the largest. Both
-            sets of a split have the limits of one set where its prefill set has none of its own.
+        one, splits: one set, and splits of it, but for numbers of replicas, of which `max_replicas` is the largest.
+            Both sets of a split have the limits of one set where its prefill set has none of its own.
         attainment: share of requests that must keep their targets.
-        fewest: replicas that one set needs; None: no number is enough.
-        guess: number of replicas to begin with in that case.
+        guess: number of replicas to begin with.
     """
-    assert two.prefill is not None
-    one_set, takes_parts = cache(partial(_best_one_set, requests, one)), two.prefill.limits is not None
+    most = min(_MOST * guess, one.max_replicas)
+    if not splits or most == 1:
+        return tuple(Comparison(_prefill(two).mode, None, None, (), False) for two in splits)
+    one_set = cache(partial(_best_one_set, requests, one))
+    fewest = smallest(lambda count: one_set(count).lowest >= attainment, guess, most)
+    return tuple(_compare(requests, two, one_set, fewest, attainment, guess, most) for two in splits)
+
+
+def _compare(
+    requests: Requests,
+    two: FleetConfig,
+    one_set: Callable[[int], Sets],
+    fewest: int | None,
+    attainment: float,
+    guess: int,
+    most: int,
+) -> Comparison:
+    prefill = _prefill(two)
 
     @cache
     def split(count: int) -> Sets:
-        return _best_split(requests, two if takes_parts else replace(two, limits=Limits(*one_set(count).limits)), count)
+        limits = two.limits if prefill.limits is not None else Limits(*one_set(count).limits)
+        return _best_split(requests, replace(two, limits=limits), count)
 
-    first = min(guess, one.max_replicas) if fewest is None else fewest
-    most = min(_MOST * first, one.max_replicas) if fewest is None else fewest
-    needed = smallest(lambda count: count > 1 and split(count).lowest >= attainment, first, most)
-    counts = dict.fromkeys((fewest or needed or first, needed or first))
-    pairs = tuple(Pair(one_set(count), split(count)) for count in counts if count > 1)
-    return Comparison(
-        mode=two.prefill.mode,
-        fewest=fewest,
-        needed=needed,
-        pairs=pairs,
-        pays=any(pair.two_better for pair in pairs),
-    )
+    needed = smallest(lambda count: count > 1 and split(count).lowest >= attainment, fewest or guess, fewest or most)
+    if needed is not None and one_set(needed).lowest >= attainment:
+        fewest = needed  # The share in target need not grow with each replica, so the search may end above it.
+    counts = dict.fromkeys((fewest or needed or most, needed or fewest or most))
+    pairs = tuple(Pair.of(one_set(count), split(count), len(requests)) for count in counts if count > 1)
+    return Comparison(prefill.mode, fewest, needed, pairs, any(pair.pays for pair in pairs))
+
+
+def _prefill(two: FleetConfig) -> PrefillSet:
+    assert two.prefill is not None
+    return two.prefill
 
 
 def _best_one_set(requests: Requests, config: FleetConfig, replicas: int) -> Sets:
@@ -130,11 +159,9 @@ def _best_one_set(requests: Requests, config: FleetConfig, replicas: int) -> Set
     not the best ones."""
     run = cache(lambda limits: _run(requests, replace(config, limits=limits), replicas, 0, 0))
     own, largest = config.limits, config.replica.capacity.max_num_batched_tokens
-    fewer = [own.with_("max_num_seqs", number) for number in _FEW if number < own.max_num_seqs]
-    best = max((own, *fewer), key=lambda limits: run(limits).attainment)
+    best = _best(run, (own, *(own.with_("max_num_seqs", number) for number in _FEW if number < own.max_num_seqs)))
     budgets = (min(largest, factor * best.max_num_batched_tokens) for factor in _LARGER)
-    larger = [best.with_("max_num_batched_tokens", budget) for budget in budgets]
-    best = max((best, *larger), key=lambda limits: run(limits).attainment)
+    best = _best(run, (best, *(best.with_("max_num_batched_tokens", budget) for budget in budgets)))
     return _over_seeds(requests, replace(config, limits=best), replicas, 0, run(best))
 
 
@@ -142,14 +169,23 @@ def _best_split(requests: Requests, config: FleetConfig, replicas: int) -> Sets:
     """The split with the most requests in target with the first seed: the best of those that are tried first, and from
     there by one replica at a time."""
     run = cache(lambda prefill: _run(requests, config, replicas, prefill, 0))
-    counts = sorted({min(max(1, round(share * replicas)), replicas - 1) for share in _SHARES})
-    best = max(counts, key=lambda prefill: run(prefill).attainment)
+    best = _best(run, sorted({min(max(1, round(share * replicas)), replicas - 1) for share in _SHARES}))
     while True:
-        beside = [prefill for prefill in (best - 1, best + 1) if 0 < prefill < replicas]
-        next_best = max((best, *beside), key=lambda prefill: run(prefill).attainment)
+        next_best = _best(run, (best, *(prefill for prefill in (best - 1, best + 1) if 0 < prefill < replicas)))
         if next_best == best:
             return _over_seeds(requests, config, replicas, best, run(best))
         best = next_best
+
+
+def _best(run: Callable[[_Tried], FleetRun], tried: Iterable[_Tried]) -> _Tried:
+    """Returns the first of those with the most requests in target, without a run of any that comes after one with all
+    of them."""
+    best, most = None, -1.0
+    for each in tried:
+        if most < 1 and (share := run(each).attainment) > most:
+            best, most = each, share
+    assert best is not None
+    return best
 
 
 def _over_seeds(requests: Requests, config: FleetConfig, replicas: int, prefill: int, first: FleetRun) -> Sets:

@@ -75,21 +75,18 @@ def limits(text: str) -> tuple[bool, Limits]:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not fixed:SEQS/TOKENS, as in fixed:256/2048, nor autopilot or autopilot:SEQS/TOKENS"
         )
-    return kind == "autopilot", _pair(seqs, tokens)
+    highest = HIGHEST_LIMITS
+    found = Limits(number(int, 1, highest.max_num_seqs)(seqs), number(int, 1, highest.max_num_batched_tokens)(tokens))
+    return kind == "autopilot", found
 
 
 def prefill_limits(text: str) -> Limits:
     """Parses `fixed:4/8192`."""
-    tuning, found = limits(text)
-    if tuning:
-        raise argparse.ArgumentTypeError(f"{text!r} is not fixed:SEQS/TOKENS: no operator tunes the prefill set here")
-    return found
-
-
-def _pair(seqs: str, tokens: str) -> Limits:
-    return Limits(
-        number(int, 1, HIGHEST_LIMITS.max_num_seqs)(seqs), number(int, 1, HIGHEST_LIMITS.max_num_batched_tokens)(tokens)
-    )
+    if not text.startswith("fixed:") or "/" not in text:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not fixed:SEQS/TOKENS, as in fixed:4/8192: no operator tunes the prefill set here"
+        )
+    return limits(text)[1]
 
 
 def flood(text: str) -> Flood:

@@ -272,6 +272,7 @@ def plan_replica(
     found = None if peak_replicas is None else _check(requests, config, attainment, peak_replicas, tiers)
     count = found.replicas if found is not None else peak_replicas or 1
     each = traffic.peak_requests_per_second / count
+    splits = [_split(config, replica, peak, one) for one in apart]
     return ReplicaPlan(
         name=name,
         limits=astuple(limits),
@@ -282,17 +283,7 @@ def plan_replica(
         checked=found,
         cost=None if model.price is None or found is None else _cost(model.price, count, traffic),
         breaking=breaking_points(replica, peak, each, targets, limits),
-        apart=tuple(
-            compare_sets(
-                requests,
-                config,
-                _split(config, replica, peak, one),
-                attainment,
-                None if found is None else found.replicas,
-                count,
-            )
-            for one in (() if peak_replicas is None else apart)
-        ),
+        apart=() if peak_replicas is None else compare_sets(requests, config, splits, attainment, count),
     )
 
 

@@ -14,7 +14,7 @@ import msgspec
 from inflight_settings.flag_types import number, size
 from inflight_simulator.errors import InputError
 from inflight_simulator.flags import SETTINGS
-from inflight_simulator.fleet.commands.apart import SEEDS, Comparison, Sets
+from inflight_simulator.fleet.commands.apart import SEEDS, Comparison, Pair, Sets
 from inflight_simulator.fleet.commands.flags import (
     add_arrivals,
     add_target_flags,
@@ -51,11 +51,12 @@ replicas at twice the load. Each file takes 4 to 12 simulations of ARRIVALS, and
 alone and with each --disk.
 
 For each --disaggregate: the same number of replicas as one set and as two, some of which compute prompts for the
-others, of the best split that was found; and the fewest replicas with which a split keeps the targets. Each fleet is
-simulated with {SEEDS} seeds. A prefill set pays where a split keeps more requests in target with each seed than one set
-does with any: with as many replicas as one set needs, or with the fewest that the split needs. With `Fixed`, each set
-has the limits for its own part of the requests; one set has those of the plan, or with fewer requests at once or larger
-steps, where that keeps more requests in target. It takes 8 to 80 simulations.
+others, of the best split that was found: as many as one set needs, and the fewest with which a split keeps the targets.
+Each fleet is simulated with {SEEDS} seeds. A prefill set pays where a split hands requests over and keeps at least two
+more in target with each seed than one set does with any, with either number of replicas. With `Fixed`, each set has the
+limits for its own part of the requests; one set has those of the plan, or with fewer requests at once or larger steps,
+where that keeps more requests in target, so it may need other numbers than those above. It takes up to 100 simulations,
+and 3 to 9 where one replica is enough.
 
 Without --replica: the reference replica of `inflight-simulate fleet`. Examples from data sheets, not measured, are in
 simulator/examples/replicas. `inflight-simulate calibrate` measures the cost model of an engine of your own.
@@ -295,18 +296,28 @@ def _apart(each: ReplicaPlan, attainment: float) -> list[str]:
 
 def apart_verdict(one: Comparison, attainment: float) -> str:
     """Returns the reason why two sets pay or not."""
+    if one.fewest == 1:
+        return "one replica is enough, and cannot be split"
     if not one.pairs:
-        return "one replica is enough, and cannot be split" if one.fewest else "one replica cannot be split"
-    if not any(pair.two.handed_over for pair in one.pairs):
+        return "one replica cannot be split"
+    moved = [pair for pair in one.pairs if pair.two.handed_over]
+    if not moved:
         return "no request is worth handing over"
-    pair = next((pair for pair in reversed(one.pairs) if pair.two_better), one.pairs[-1])
-    if pair.two_better and pair.replicas == one.needed != one.fewest:
+    pair = next((pair for pair in reversed(moved) if pair.pays), moved[-1])
+    if pair.pays and pair.replicas == one.needed != one.fewest:
         alone = "no number that was tried does as one set" if one.fewest is None else f"one set needs {one.fewest}"
-        return f"{_keep(pair.replicas)} {_percent(attainment)} of the requests in target, {alone}"
-    shares = f"{_shares(pair.two)} of the requests are in target, {_shares(pair.one)} as one set"
-    within = not pair.two_better and pair.two.highest >= pair.one.lowest
-    noise = f": no more than the noise of {SEEDS} seeds" if within else ""
-    return f"with {pair.replicas} replicas {shares}{noise}"
+        return f"{_keep(pair.replicas)} {_percent(attainment)} of the requests in target with each seed, {alone}"
+    none = f"; no split that was tried keeps {_percent(attainment)}" if one.needed is one.fewest is None else ""
+    return (
+        f"with {pair.replicas} replicas {_shares(pair.two)} of the requests are in target, "
+        f"{_shares(pair.one)} as one set{_too_little(pair)}{none}"
+    )
+
+
+def _too_little(pair: Pair) -> str:
+    if pair.pays or pair.two.highest < pair.one.lowest:
+        return ""
+    return ": one request more" if pair.two.lowest > pair.one.highest else f": no more than the noise of {SEEDS} seeds"
 
 
 def _sets(sets: Sets) -> str:
