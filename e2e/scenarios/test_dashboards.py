@@ -29,7 +29,8 @@ BUSY = {
 STEADY = {
     "model": {"source": "builtin://smollm2"},
     "accelerator": {"count": 0},
-    "engine": {"quantization": "int8", "maxNumSeqs": 32},
+    "engine": {"quantization": "int8", "maxNumSeqs": 32, "kvCache": {"swap": "64Mi"}},
+    "disaggregation": {"mode": "Fixed", "prefill": {"maxReplicas": 1}},
     "slo": {"ttftP95": "3s", "tpotP95": "200ms"},
     "scaling": {"maxReplicas": 1},
     "cost": {"pricePerReplicaHour": "0.80", "currency": "USD"},
@@ -50,8 +51,8 @@ SHOWN = {name: one for name, one in load().items() if "-" not in name}
 def problems(namespace, client_image):
     """Queries without data for each dashboard, once all have some, or after `LONGEST_SECONDS` of load.
 
-    The panels of the gateway are those of a second service, which is behind it: there, requests wait at the gateway and
-    are not rejected by engines.
+    The panels of the gateway and of hand-overs are those of a second service, which is behind the gateway: there,
+    requests wait at the gateway and are not rejected by engines.
     """
     service = apply("seen", namespace, **BUSY)
     behind = apply("behind", namespace, **STEADY, gateway={"enabled": True})
@@ -76,15 +77,17 @@ def problems(namespace, client_image):
 
 
 def missing(prometheus, dashboard, window, services):
-    """Queries without data: those of the gateway's panels for the second service, all others for the first one."""
+    """Queries without data: those of the gateway's panels and of hand-overs for the second service, all others for the
+    first one."""
     seen, behind = (ask(prometheus, dashboard, window, wanted(one)) for one in services)
     assert seen
-    chosen = [one for one in seen if not of_gateway(one)] + [one for one in behind if of_gateway(one)]
+    chosen = [one for one in seen if not of_second(one)] + [one for one in behind if of_second(one)]
     return [one for one in chosen if one.problem]
 
 
-def of_gateway(answer):
-    return any(name in answer.query for name in ("inflight_gateway_", "_held_requests"))
+def of_second(answer):
+    names = ("inflight_gateway_", "_held_requests", "inflight_peer_", 'tier="peer"')
+    return any(name in answer.query for name in names)
 
 
 def wanted(service):
