@@ -11,7 +11,7 @@ import torch
 
 from inflight_engine.models.checkpoints.source import ModelSourceError, resolve
 from inflight_engine.models.checkpoints.weights import SafetensorsWeights, open_stored
-from inflight_engine.models.remote.snapshot import FOLDER_VARIABLE
+from inflight_engine.models.remote.snapshot import FOLDER_VARIABLE, take_snapshot
 from tests.engine.server.real_server import RealServer
 
 FLAGS = "--max-num-seqs 2 --max-num-batched-tokens 64 --max-model-len 128 --num-kv-blocks 64".split()
@@ -46,6 +46,16 @@ def check_served(source, folder):
         assert told[1] in server.log.read_text()
     finally:
         server.close()
+
+
+def check_replaced(source, folder, put):
+    """A shard that changes between two reads is an error. Args: put: takes the name of a file and its new content."""
+    found = take_snapshot(source)
+    shard = found.shards[0]
+    assert bytes(found.store.read(shard, 0, 100)) == (folder / shard.name).read_bytes()[:100]
+    put(shard.name, bytes(shard.size))
+    with pytest.raises(ModelSourceError, match="has changed since this server first looked at it"):
+        found.store.read(shard, 100, 200)
 
 
 def sentence(source):

@@ -4,9 +4,7 @@ import json
 
 import pytest
 
-from inflight_engine.models.checkpoints.source import ModelSourceError
-from inflight_engine.models.remote.snapshot import take_snapshot
-from tests.contract.stores.checks import check_served, check_streamed, sentence
+from tests.contract.stores.checks import check_replaced, check_served, check_streamed, sentence
 from tests.contract.stores.fake_gcs import Account, storage
 
 pytestmark = pytest.mark.contract
@@ -76,9 +74,4 @@ def test_a_key_file_that_is_cut_is_a_sentence_without_the_key(engine):
 def test_a_shard_that_is_replaced_while_it_is_read_is_an_error(engine, running, folder):
     """The server ignores the precondition: the ETag of its answer tells."""
     engine(GOOGLE_SERVICE_ACCOUNT_KEY=READER.key_file)
-    found = take_snapshot(SOURCE)
-    shard = found.shards[0]
-    assert bytes(found.store.read(shard, 0, 100)) == (folder / shard.name).read_bytes()[:100]
-    running.put(f"tiny/{shard.name}", bytes(shard.size))
-    with pytest.raises(ModelSourceError, match="has changed since this server first looked at it"):
-        found.store.read(shard, 100, 200)
+    check_replaced(SOURCE, folder, lambda name, content: running.put(f"tiny/{name}", content))

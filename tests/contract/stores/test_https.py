@@ -7,9 +7,7 @@ import threading
 import pytest
 from aiohttp import web
 
-from inflight_engine.models.checkpoints.source import ModelSourceError
-from inflight_engine.models.remote.snapshot import take_snapshot
-from tests.contract.stores.checks import check_served, check_streamed, sentence
+from tests.contract.stores.checks import check_replaced, check_served, check_streamed, sentence
 from tools.localcluster.node import certificates
 from tools.localcluster.node.certificates import Leaf
 from tools.measure.served import free_port
@@ -106,9 +104,4 @@ def test_a_server_of_another_authority_is_not_asked_twice_and_the_sentence_says_
 
 
 def test_a_shard_that_is_replaced_while_it_is_read_is_an_error(source, site, folder):
-    found = take_snapshot(source())
-    shard = found.shards[0]
-    assert bytes(found.store.read(shard, 0, 100)) == (folder / shard.name).read_bytes()[:100]
-    (site[0] / shard.name).write_bytes(bytes(shard.size))
-    with pytest.raises(ModelSourceError, match="has changed since this server first looked at it"):
-        found.store.read(shard, 100, 200)
+    check_replaced(source(), folder, lambda name, content: (site[0] / name).write_bytes(content))

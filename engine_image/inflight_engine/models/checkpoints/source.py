@@ -147,7 +147,8 @@ def _from_hub(source: str, name: str, revision: str, cache: ModelCache | None) -
         RevisionNotFoundError,
     )
 
-    from inflight_engine.models.remote.hub import download, is_full
+    from inflight_engine.models.remote.cache import is_full
+    from inflight_engine.models.remote.hub import download
 
     if name.count("/") != 1:
         raise ModelSourceError(

@@ -7,6 +7,7 @@ whole folder. The kernel gives the locks of a dead process up.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -51,6 +52,12 @@ class CacheError(Exception):
 
 class NoRoomError(CacheError):
     """The cache has no room for this entry; others may be used."""
+
+
+def is_full(error: Exception) -> bool:
+    """Return whether an error is that of a full disk. Those of the hub's part hf_xet have no number, but its text."""
+    full = (errno.ENOSPC, errno.EDQUOT)
+    return getattr(error, "errno", None) in full or any(os.strerror(number) in str(error) for number in full)
 
 
 class Entry:

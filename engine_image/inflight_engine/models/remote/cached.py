@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from inflight_engine.models.remote.cache import CacheError, Entry, ModelCache, NoRoomError, wait_for, warn
+from inflight_engine.models.remote.cache import CacheError, Entry, ModelCache, NoRoomError, is_full, wait_for, warn
 from inflight_engine.models.remote.stores import PIECE, RemoteFile, Store
 
 if TYPE_CHECKING:
@@ -177,8 +177,7 @@ class CachedStore(Store):
             cached.keep(number, data)
         except OSError as error:
             self._writes = False
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            reason = "its disk is full" if full else error.strerror or error
+            reason = "its disk is full" if is_full(error) else error.strerror or error
             self._complain(f"the model cache cannot be written: {reason}; weights are read from the source")
 
     def _complain(self, sentence: str) -> None:

@@ -6,15 +6,13 @@ content, locks what it downloads, and goes on with what a killed process left.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inflight_engine.models.remote.cache import CacheError, Entry, warn
+from inflight_engine.models.remote.cache import CacheError, Entry, is_full, warn
 
 if TYPE_CHECKING:
     from inflight_engine.models.remote.cache import ModelCache
@@ -48,12 +46,6 @@ def download(name: str, revision: str, cache: ModelCache | None) -> Path:
                 raise
             warn(name, "it is downloaded for this server alone: the disk of the model cache is full")
     return Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES))
-
-
-def is_full(error: Exception) -> bool:
-    """Return whether an error of the hub's library is that of a full disk: its part hf_xet has no numbers of errors."""
-    full = (errno.ENOSPC, errno.EDQUOT)
-    return getattr(error, "errno", None) in full or any(os.strerror(number) in str(error) for number in full)
 
 
 def _found(name: str, revision: str) -> tuple[str, int | None]:

@@ -87,10 +87,9 @@ class Store:
     def __init__(self, source: str) -> None:
         self.source = source
         self._lists = not source.startswith("http")
+        scheme, place, folder = _parts(source)
         try:
-            self._store = _open(source)
-        except ModelSourceError:
-            raise
+            self._store = _open(scheme, place, folder)
         except Exception as error:  # obstore's own have only this in common
             raise ModelSourceError(
                 f"model source {source} cannot be opened: {_public_line(error)}: check the credentials, the endpoint "
@@ -254,9 +253,12 @@ def _is_weights(name: str) -> bool:
     return name.endswith(".safetensors") and "/" not in name
 
 
-def _open(source: str) -> ObjectStore:
-    from obstore import store as stores
+def _parts(source: str) -> tuple[str, str, str]:
+    """Return the scheme of a source, its bucket or host, and the folder, without a slash at its end.
 
+    Raises:
+        ModelSourceError: it has another form.
+    """
     scheme, _, rest = source.partition("://")
     place, _, folder = rest.partition("/")
     if (
@@ -269,7 +271,13 @@ def _open(source: str) -> ObjectStore:
             f"model source {source} cannot be opened: it must be SCHEME://BUCKET/FOLDER or https://HOST/FOLDER, "
             "without ?, # and empty parts"
         )
-    prefix = folder.rstrip("/") or None
+    return scheme, place, folder.rstrip("/")
+
+
+def _open(scheme: str, place: str, folder: str) -> ObjectStore:
+    from obstore import store as stores
+
+    url, prefix = f"{scheme}://{place}/{folder}".rstrip("/"), folder or None
     endpoint = os.environ.get("INFLIGHT_MODEL_ENDPOINT", "").rstrip("/")
     client: dict[str, Any] = {
         "connect_timeout": "10s",
@@ -277,7 +285,7 @@ def _open(source: str) -> ObjectStore:
         "timeout": "300s",
         "user_agent": "inflight-engine",
     }
-    if (source if scheme in ("http", "https") else endpoint).startswith("http://"):
+    if (url if scheme in ("http", "https") else endpoint).startswith("http://"):
         client["allow_http"] = True
     if ca_file := os.environ.get("INFLIGHT_MODEL_CA_FILE"):
         client["root_certificate"] = Path(ca_file).read_bytes()
@@ -289,7 +297,7 @@ def _open(source: str) -> ObjectStore:
     if scheme in ("http", "https"):
         if authorization := os.environ.get("INFLIGHT_MODEL_AUTHORIZATION"):
             client["default_headers"] = {"authorization": authorization}
-        return stores.HTTPStore(source.rstrip("/"), **options)
+        return stores.HTTPStore(url, **options)
     if endpoint:
         options["base_url" if scheme == "gs" else "endpoint"] = endpoint
     if scheme == "s3":

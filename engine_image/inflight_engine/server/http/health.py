@@ -81,12 +81,10 @@ async def load(service: ServiceOf) -> Response:
 @router.get("/ready")
 async def ready(service: ServiceOf) -> Response:
     """200 when requests should be sent here, 503 with what it waits for. While the model loads, the answer waits."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(HELD_SECONDS):
+            await service.session.started.wait()
     found = unready(service)
-    if found is not None and found[0] == "loading":
-        with suppress(TimeoutError):
-            async with asyncio.timeout(HELD_SECONDS):
-                await service.session.started.wait()
-        found = unready(service)
     if found is None:
         return JSONResponse({"status": "ready"})
     word, reason = found
