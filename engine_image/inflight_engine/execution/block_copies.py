@@ -115,7 +115,7 @@ class StagedCopies:
     def __init__(self, blocks: torch.Tensor, host: torch.Tensor, piece_bytes: int = _PIECE_BYTES) -> None:
         self._blocks = _words(blocks)
         self._host = host.view(self._blocks.dtype).view(len(host), *self._blocks.shape[1:])
-        self._piece = max(1, piece_bytes // host.shape[1])
+        self._piece = max(1, min(piece_bytes // host.shape[1], len(host)))
         device = blocks.device
         shape = (self._piece, *self._blocks.shape[1:])
         self._buffers = [torch.empty(shape, dtype=self._blocks.dtype, device=device) for _ in range(2)]

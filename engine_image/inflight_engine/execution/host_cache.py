@@ -64,7 +64,7 @@ class HostCache:
         self._touched: TouchedAhead | None = None
         self._rows = self._blocks.numpy()
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        copies = StagedCopies if num_blocks and device.type == "cuda" else DirectCopies
+        copies = StagedCopies if device.type == "cuda" else DirectCopies
         self._copies = copies(attention.blocks(), self._blocks)
 
     def copy_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:

@@ -1,10 +1,12 @@
 """Blocks copied out to host memory come back as they were, wherever they come back to."""
 
 import random
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 
+from inflight_engine.execution import block_copies
 from inflight_engine.execution.attention.base import AttentionSpec
 from inflight_engine.execution.attention.cpu_native import CpuNativeBackend
 from inflight_engine.execution.attention.torch_sdpa import TorchSdpaBackend
@@ -53,6 +55,15 @@ def test_a_round_trip_is_exact_and_touches_nothing_else(kind, config, dtype):
     assert torch.equal(blocks[[1, 3, 10, 4]], before[[3, 7, 0, 11]])
     others = [block for block in range(BLOCKS) if block not in (1, 3, 10, 4)]
     assert torch.equal(blocks[others], before[others])
+
+
+def test_a_gpu_needs_no_host_memory(config, monkeypatch):
+    backend, _ = filled(TorchSdpaBackend, config)
+    # Stands in for a GPU, whose memory numpy cannot read.
+    monkeypatch.setattr(backend, "blocks", lambda: torch.zeros((BLOCKS, 2, 64), dtype=torch.uint8, device="meta"))
+    monkeypatch.setattr(block_copies, "_Streams", MagicMock())
+    monkeypatch.setattr(torch.cuda, "Stream", MagicMock())
+    assert HostCache(0, BLOCK_SIZE, 128, torch.device("cuda"), backend).num_blocks == 0
 
 
 @each_backend

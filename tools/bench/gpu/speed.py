@@ -85,8 +85,8 @@ def measure(shape: str, device: str, size_name: str, folder: Path) -> dict[str, 
     figures["prefill"] = size.num_prompts * size.prompt_tokens / seconds
     figures["prefill_matrix"] = flops / seconds / found.flops_per_second
     if device == "cuda":
-        requests = _uniform(size.batches[1], size.prompt_tokens // 8, size.decode_steps)
-        figures["decode_busy"] = profile(lambda: engine.generate(*requests), device)["busy"]
+        figures["profiles"] = _profiles(engine, size, device)
+        figures["decode_busy"] = figures["profiles"][f"decode at {size.batches[1]}"]["busy"]
     return figures
 
 
@@ -118,17 +118,20 @@ def eager(shape: str, device: str, _size: str, folder: Path) -> dict[str, Any]:
 def profiles(shape: str, device: str, size_name: str, folder: Path) -> dict[str, Any]:
     """Decoding at each batch size and prefill, as `profile` gives them."""
     size = SIZES[size_name]
-    engine = load(shape, device, size, folder)
+    found = _profiles(load(shape, device, size, folder), size, device)
+    return {f"{name}, {figure}": value for name, figures in found.items() for figure, value in figures.items()}
+
+
+def _profiles(engine: InProcessEngine, size: Size, device: str) -> dict[str, dict[str, Any]]:
     jobs = {f"decode at {batch}": (batch, size.prompt_tokens // 8, size.decode_steps) for batch in size.batches}
     jobs["prefill"] = (size.num_prompts, size.prompt_tokens, 1)
-    figures: dict[str, Any] = {}
+    found: dict[str, dict[str, Any]] = {}
     for name, job in jobs.items():
         requests = _uniform(*job)
         engine.generate(*requests)  # compiles
-        found = profile(lambda r=requests: engine.generate(*r), device)  # type: ignore[misc]
-        print(name, found, flush=True)
-        figures |= {f"{name}, {figure}": value for figure, value in found.items()}
-    return figures
+        found[name] = profile(lambda r=requests: engine.generate(*r), device)  # type: ignore[misc]
+        print(name, found[name], flush=True)
+    return found
 
 
 def out_of_memory(shape: str, device: str, size_name: str, folder: Path) -> dict[str, Any]:
