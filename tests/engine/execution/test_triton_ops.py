@@ -129,12 +129,13 @@ BIASES = {"integers": "*i64", "bias_tokens": "*i32", "bias_values": "*fp32", "un
 BIASED = {"logits": "*fp32", "slots": "*i64", "stride": "i32"}
 PEAKS = BIASED | {"peaks": "*fp32", "vocab_size": "i32", "numbers": "*fp64", "met": "*i16"}
 ROWS = PEAKS | {"integers": "*i64"}
-SEARCH = {"histograms": "*i64", "states": "*i64", "num_rows": "i32", "digit": "i32"}
-TOP_K = {"top_k_histograms": "*i64", "top_k_states": "*i64"}
-TOP_P = {"top_p_histograms": "*i64", "top_p_states": "*i64"}
+FILTERED = ROWS | {"histograms": "*i64"}
 PICKED = {"scores": "*fp32", "tokens": "*i32", "vocab_size": "i32"}
 SPLIT = {"SPLITS": 19, "SPAN": gumbel_triton._SPAN, "BLOCK": gumbel_triton._BLOCK}
-SEARCHED = SPLIT | {"PADDED_SPLITS": 32, "BITS": gumbel_triton._BITS}
+PADDED = SPLIT | {"PADDED_SPLITS": 32}
+BINNED = PADDED | {"BINS": gumbel_triton._BINS}
+LISTED = BINNED | {"LISTED": gumbel_triton._LISTED}
+SEARCHED = LISTED | {"BLOCK": gumbel_triton._SEARCH_BLOCK, "WAYS": gumbel_triton._WAYS}
 
 
 @pytest.mark.parametrize(
@@ -143,13 +144,14 @@ SEARCHED = SPLIT | {"PADDED_SPLITS": 32, "BITS": gumbel_triton._BITS}
         (triton_logits.bias_kernel, BIASED | BIASES, {"RESTORE": False, "BLOCK": gumbel_triton._BIASES}),
         (triton_logits.bias_kernel, BIASED | BIASES, {"RESTORE": True, "BLOCK": gumbel_triton._BIASES}),
         (triton_logits.peak_kernel, PEAKS, SPLIT),
-        (triton_filters.top_k_kernel, ROWS | SEARCH, SEARCHED),
-        (triton_filters.top_p_kernel, ROWS | TOP_K | SEARCH, SEARCHED),
+        (triton_filters.weigh_kernel, FILTERED, BINNED),
+        (triton_filters.list_kernel, FILTERED | {"lists": "*i32"}, LISTED),
         (
-            gumbel_triton.pick_kernel,
-            ROWS | TOP_K | TOP_P | PICKED | {"positions": "*i64", "num_rows": "i32"},
-            SEARCHED,
+            triton_filters.cut_kernel,
+            FILTERED | {"lists": "*i32", "cuts": "*i64"},
+            {name: size for name, size in SEARCHED.items() if name != "SPAN"},
         ),
+        (gumbel_triton.pick_kernel, ROWS | PICKED | {"positions": "*i64", "cuts": "*i64"}, PADDED),
         (gumbel_triton.combine_kernel, PICKED | {"chosen": "*i64"}, {"SPLITS": 19, "PADDED_SPLITS": 32}),
         (
             gumbel_triton.count_kernel,
@@ -169,10 +171,11 @@ SEARCHED = SPLIT | {"PADDED_SPLITS": 32, "BITS": gumbel_triton._BITS}
             {"BLOCK": triton_mask._BLOCK},
         ),
     ],
-    ids=["bias", "restore", "peak", "top_k", "top_p", "pick", "combine", "count", "mask"],
+    ids=["bias", "restore", "peak", "weigh", "list", "cut", "pick", "combine", "count", "mask"],
 )
 def test_sampling_compiles(kernel, signature, constants):
-    compile_kernel(kernel, 90, signature, constants, num_warps=gumbel_triton._WARPS, enable_fp_fusion=False)
+    warps = gumbel_triton._SEARCH_WARPS if "WAYS" in constants else gumbel_triton._WARPS
+    compile_kernel(kernel, 90, signature, constants, num_warps=warps, enable_fp_fusion=False)
 
 
 def test_linear_layers_come_to_the_two_operators_that_are_overridden():

@@ -52,7 +52,6 @@ def decode_kernel(
     table_stride: tl.tensor,
     scale: tl.tensor,
     min_tiles: tl.tensor,
-    SPLIT: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -63,9 +62,9 @@ def decode_kernel(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """Kernel with programs (key/value head, sequence, split). Without SPLIT a program writes `out`, else its share to
-    `partials`. A padded row has no keys, and nothing is written for it: in a step with chunks, its place in `out`
-    belongs to a chunk."""
+    """Kernel with programs (key/value head, sequence, split). The only program of a sequence writes `out`, each of
+    several its share to `partials`. A padded row has no keys, and nothing is written for it: in a step with chunks, its
+    place in `out` belongs to a chunk."""
     kv_head = tl.program_id(0)
     sequence = tl.program_id(1)
     split = tl.program_id(2)
@@ -102,7 +101,7 @@ def decode_kernel(
         )
         mixed = mixed * load_scale(kv_scales + KV_HEADS, kv_head, cache.dtype.element_ty)
         head_rows = sequence.to(tl.int64) * (KV_HEADS * GROUP) + heads
-        if SPLIT:
+        if end - first > tiles:  # other programs have a share too
             shares = head_rows * tl.num_programs(2) + split
             tl.store(partials + shares[:, None] * HEAD_DIM + dims[None, :], mixed, mask=mask)
             tl.store(partial_stats + shares * 2, maximum, mask=rows < GROUP)
@@ -127,30 +126,30 @@ def combine_kernel(
     LANES: tl.constexpr,
 ) -> None:
     """Kernel with programs (head, sequence) that write the weighted mean of the splits that had keys to read; they
-    write nothing for a padded row."""
+    write nothing where that was one or, in a padded row, none."""
     sequence = tl.program_id(1)
     row = sequence.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
     first, end, tiles = split_tiles(tl.load(context_lens + sequence), num_splits, min_tiles, WINDOW, TILE)
     used = tl.cdiv(end - first, tiles)
-    dims = tl.arange(0, PADDED_DIM)
-    mixed = tl.zeros([PADDED_DIM], tl.float32)
-    maximum = LOWEST
-    total = 0.0
-    for start in range(0, used, LANES):
-        splits = start + tl.arange(0, LANES)
-        present = splits < used
-        shares = row * num_splits + splits
-        maxima = tl.load(partial_stats + shares * 2, mask=present, other=LOWEST)
-        totals = tl.load(partial_stats + shares * 2 + 1, mask=present, other=0.0)
-        mask = present[:, None] & (dims < HEAD_DIM)[None, :]
-        parts = tl.load(partials + shares[:, None] * HEAD_DIM + dims[None, :], mask=mask, other=0.0)
-        higher = tl.maximum(maximum, tl.max(maxima, 0))
-        weights = tl.math.exp2(maxima - higher)
-        decay = tl.math.exp2(maximum - higher)
-        mixed = mixed * decay + tl.sum(parts * weights[:, None], 0)
-        total = total * decay + tl.sum(totals * weights, 0)
-        maximum = higher
-    if used > 0:
+    if used > 1:
+        dims = tl.arange(0, PADDED_DIM)
+        mixed = tl.zeros([PADDED_DIM], tl.float32)
+        maximum = LOWEST
+        total = 0.0
+        for start in range(0, used, LANES):
+            splits = start + tl.arange(0, LANES)
+            present = splits < used
+            shares = row * num_splits + splits
+            maxima = tl.load(partial_stats + shares * 2, mask=present, other=LOWEST)
+            totals = tl.load(partial_stats + shares * 2 + 1, mask=present, other=0.0)
+            mask = present[:, None] & (dims < HEAD_DIM)[None, :]
+            parts = tl.load(partials + shares[:, None] * HEAD_DIM + dims[None, :], mask=mask, other=0.0)
+            higher = tl.maximum(maximum, tl.max(maxima, 0))
+            weights = tl.math.exp2(maxima - higher)
+            decay = tl.math.exp2(maximum - higher)
+            mixed = mixed * decay + tl.sum(parts * weights[:, None], 0)
+            total = total * decay + tl.sum(totals * weights, 0)
+            maximum = higher
         tl.store(out + row * HEAD_DIM + dims, (mixed / total).to(out.dtype.element_ty), mask=dims < HEAD_DIM)
 
 
@@ -202,7 +201,6 @@ def decode(
         block_table.stride(0),
         scale if softcap else scale * LOG2_E.value,
         plan.min_tiles,
-        SPLIT=splits > 1,
         **attention_options(queries, layer_cache, window, softcap, tiles),
     )
     if splits > 1:

@@ -10,9 +10,9 @@ Filters apply in the order min_p, top_k, top_p; each filters the tokens that the
 tokens, those with the smallest ids stay. Masses are sums of integers (weights in units of 2**-40), so that the order of
 addition does not change them.
 
-A program (row, split) computes the tokens of one part of the vocabulary in one row. All parts have the same size,
-whatever the number of rows, and programs exchange sums of integers only, so a row's token depends on nothing but the
-row.
+A program (row, split) computes the tokens of one part of the vocabulary in one row, and a filtered row has one program
+more, which finds where its filters cut. All parts have the same size, whatever the number of rows, and programs
+exchange sums of integers only, so a row's token depends on nothing but the row.
 """
 
 from __future__ import annotations
@@ -23,28 +23,17 @@ import triton.language as tl
 
 from inflight_engine.execution.sampling import slot_table as columns
 from inflight_engine.execution.sampling.slot_table import SlotTable
-from inflight_engine.execution.sampling.triton_filters import (
-    MASS,
-    STATE,
-    before,
-    descend,
-    finish_top_k,
-    top_k_kernel,
-    top_p_kernel,
-)
+from inflight_engine.execution.sampling.triton_filters import cut_kernel, is_filtered, list_kernel, weigh_kernel
 from inflight_engine.execution.sampling.triton_logits import (
     MIN_P,
     NUM_INTEGERS,
     NUM_NUMBERS,
     SEED,
     TEMPERATURE,
-    TOP_K,
-    TOP_P,
     bias_kernel,
     key_of,
     load_edited,
     load_peak,
-    logit_of,
     peak_kernel,
     weight_of,
 )
@@ -55,8 +44,14 @@ _BLOCK = 1024
 _WARPS = 8
 _BIASES = 256
 """Biases per program."""
-_BITS = 4
-"""Bits per radix digit. Must divide 32."""
+_BINS = 1024
+"""Bins by which tokens are counted and weighed."""
+_LISTED = 4096
+"""Maximum number of tokens listed of a row; the bins of real logits hold tens."""
+_WAYS = 16
+"""Places tried at once in a search."""
+_SEARCH_BLOCK = 512
+_SEARCH_WARPS = 16
 
 _MOST_MET = tl.constexpr(columns.MOST_MET)
 
@@ -80,7 +75,7 @@ def gumbel_noise(stream: tl.tensor, ids: tl.tensor) -> tl.tensor:
     return -tl.log(tl.where(share < 0.0009765625, small, -tl.log(1.0 - share)))
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit
 def pick_kernel(
     logits: tl.tensor,
     slots: tl.tensor,
@@ -89,18 +84,13 @@ def pick_kernel(
     integers: tl.tensor,
     met: tl.tensor,
     peaks: tl.tensor,
-    top_k_histograms: tl.tensor,
-    top_k_states: tl.tensor,
-    top_p_histograms: tl.tensor,
-    top_p_states: tl.tensor,
+    cuts: tl.tensor,
     scores: tl.tensor,
     tokens: tl.tensor,
     stride: tl.tensor,
     vocab_size: tl.tensor,
-    num_rows: tl.tensor,
     SPLITS: tl.constexpr,
     PADDED_SPLITS: tl.constexpr,
-    BITS: tl.constexpr,
     SPAN: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
@@ -111,53 +101,31 @@ def pick_kernel(
     temperature = tl.load(numbers + slot * NUM_NUMBERS + TEMPERATURE).to(tl.float32)
     min_p = tl.load(numbers + slot * NUM_NUMBERS + MIN_P).to(tl.float32)
     is_drawn = temperature > 0
-    threshold, num_equal, place = tl.zeros((), tl.int64), tl.zeros((), tl.int64), tl.zeros((), tl.int64)
+    key, last = tl.zeros((), tl.int64), tl.zeros((), tl.int64)
     peak, stream = tl.zeros((), tl.float32), tl.zeros((), tl.uint64)
     if is_drawn:
         peak = load_peak(peaks, row, SPLITS, PADDED_SPLITS)
         seed = tl.load(integers + slot * NUM_INTEGERS + SEED).to(tl.uint64, bitcast=True)
         stream = splitmix64(splitmix64(seed) + tl.load(positions + row).to(tl.uint64))
-        last = (32 // BITS - 1) * num_rows + row
-        histogram = last * (SPLITS * (1 << BITS))
-        if tl.load(integers + slot * NUM_INTEGERS + TOP_K) < vocab_size:
-            threshold, num_equal, digit = finish_top_k(
-                top_k_histograms, top_k_states, row, num_rows, SPLITS, PADDED_SPLITS, BITS
-            )
-            place = before(top_k_histograms + histogram, digit, split, PADDED_SPLITS, BITS)
-        if tl.load(numbers + slot * NUM_NUMBERS + TOP_P) < 1:
-            goal = tl.load(top_p_states + last * STATE + 1)
-            is_top_ks = tl.load(top_p_states + last * STATE + 2) != 0
-            if not is_top_ks:
-                digit, goal = descend(top_p_histograms + histogram, goal, SPLITS, PADDED_SPLITS, BITS)
-                threshold = tl.load(top_p_states + last * STATE) + digit
-                place = before(top_p_histograms + histogram, digit, split, PADDED_SPLITS, BITS)
-            mass = (weight_of(logit_of(threshold), peak, temperature, min_p) * MASS).to(tl.int64)
-            mass = tl.maximum(mass, 1)
-            num_equal = (goal + mass - 1) // mass
-            if not is_top_ks:
-                place = place // mass
-    best, token = tl.full((), float("-inf"), tl.float32), tl.full((), 0, tl.int32) + vocab_size
+        if is_filtered(numbers, integers, slot, vocab_size):
+            key, last = tl.load(cuts + row * 2), tl.load(cuts + row * 2 + 1)
+    # The best of every BLOCK-th token; of equals the first.
+    bests = tl.full((BLOCK,), float("-inf"), tl.float32)
+    best_ids = tl.zeros((BLOCK,), tl.int32) + vocab_size
     for start in range(0, SPAN, BLOCK):
         ids = split * SPAN + start + tl.arange(0, BLOCK)
         score = load_edited(logits + row * stride, slot, numbers, met, vocab_size, ids)
-        kept = ids < vocab_size
+        kept = (ids < vocab_size) & (score == score)
         if is_drawn:
             keys = key_of(score)
-            possible = weight_of(score, peak, temperature, min_p) > 0
-            is_equal = possible & (keys == threshold)
-            places = place + tl.cumsum(is_equal.to(tl.int64), axis=0)
-            kept = possible & ((keys > threshold) | (is_equal & (places <= num_equal)))
-            place += tl.sum(is_equal.to(tl.int64), axis=0)
-        if tl.max(kept.to(tl.int32), axis=0) > 0:
-            if is_drawn:
+            kept = (weight_of(score, peak, temperature, min_p) > 0) & ((keys > key) | ((keys == key) & (ids <= last)))
+            if tl.max(kept.to(tl.int32), axis=0) > 0:
                 score = (score - peak) / temperature + gumbel_noise(stream, ids)
-            score = tl.where(kept, score, float("-inf"))
-            block_best = tl.max(score, axis=0)
-            block_token = tl.min(tl.where(kept & (score == block_best), ids, vocab_size), axis=0)
-            if (block_best > best) | (token == vocab_size):
-                best, token = block_best, block_token
+        better = kept & ((score > bests) | (best_ids == vocab_size))
+        bests, best_ids = tl.where(better, score, bests), tl.where(better, ids, best_ids)
+    best = tl.max(bests, axis=0)
     tl.store(scores + row * SPLITS + split, best)
-    tl.store(tokens + row * SPLITS + split, token)
+    tl.store(tokens + row * SPLITS + split, tl.min(tl.where(bests == best, best_ids, vocab_size), axis=0))
 
 
 @triton.jit
@@ -203,42 +171,32 @@ def choose(logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, t
     # Not parts of one tensor: a kernel is compiled again for one that begins at no multiple of 16 bytes.
     peaks, scores = (torch.empty((num_rows, splits), dtype=torch.float32, device=device) for _ in range(2))
     tokens = torch.empty((num_rows, splits), dtype=torch.int32, device=device)
-    digits = 32 // _BITS
-    counts, states = (digits, num_rows, splits, 1 << _BITS), (digits, num_rows, STATE.value)
-    top_k_histograms, top_p_histograms = torch.empty((2, *counts), dtype=torch.int64, device=device)
-    top_k_states, top_p_states = torch.empty((2, *states), dtype=torch.int64, device=device)
+    histograms = torch.zeros((num_rows, 2 * _BINS + 2), dtype=torch.int64, device=device)
+    lists = torch.empty((num_rows, _LISTED), dtype=torch.int32, device=device)
+    cuts = torch.empty((num_rows, 2), dtype=torch.int64, device=device)
     chosen = torch.empty(num_rows, dtype=torch.int64, device=device)
 
     unbiased = torch.empty((num_rows, columns.MOST_BIASES), dtype=torch.float32, device=device)
 
     biases = (table.integers, table.bias_tokens, table.bias_values, unbiased, logits.stride(0))
     bias_grid = (num_rows, triton.cdiv(columns.MOST_BIASES, _BIASES))
-    slot_table = (table.numbers, table.integers, table.met)
-    sizes = (logits.stride(0), vocab_size)
-    split = {"SPLITS": splits, "SPAN": _SPAN, "BLOCK": _BLOCK, "num_warps": _WARPS, "enable_fp_fusion": False}
-    padded = split | {"PADDED_SPLITS": triton.next_power_of_2(splits), "BITS": _BITS}
-    grid = (num_rows, splits)
+    slot_table, sizes = (table.numbers, table.integers, table.met), (logits.stride(0), vocab_size)
+    row = (logits, slots, *slot_table, peaks)
+    grid, exact = (num_rows, splits), {"enable_fp_fusion": False}
+    padded = exact | {"SPLITS": splits, "PADDED_SPLITS": triton.next_power_of_2(splits)}
+    split = {"SPAN": _SPAN, "BLOCK": _BLOCK, "num_warps": _WARPS}
+    binned = padded | {"BINS": _BINS}
+    listed = binned | {"LISTED": _LISTED}
     bias_kernel[bias_grid](logits, slots, *biases, RESTORE=False, BLOCK=_BIASES, num_warps=1)
-    peak_kernel[grid](logits, slots, table.numbers, table.met, peaks, *sizes, **split)
-    top_k, top_p = (top_k_histograms, top_k_states), (top_p_histograms, top_p_states)
-    for digit in range(digits):
-        top_k_kernel[grid](logits, slots, *slot_table, peaks, *top_k, *sizes, num_rows, digit, **padded)
-    for digit in range(digits):
-        top_p_kernel[grid](logits, slots, *slot_table, peaks, *top_k, *top_p, *sizes, num_rows, digit, **padded)
-    pick_kernel[grid](
-        logits, slots, positions, *slot_table, peaks, *top_k, *top_p, scores, tokens, *sizes, num_rows, **padded
+    peak_kernel[grid](logits, slots, table.numbers, table.met, peaks, *sizes, SPLITS=splits, **split, **exact)
+    weigh_kernel[grid](*row, histograms, *sizes, **binned, **split)
+    list_kernel[grid](*row, histograms, lists, *sizes, **listed, **split)
+    cut_kernel[(num_rows,)](
+        *row, histograms, lists, cuts, *sizes, **listed, BLOCK=_SEARCH_BLOCK, WAYS=_WAYS, num_warps=_SEARCH_WARPS
     )
+    pick_kernel[grid](logits, slots, positions, *slot_table, peaks, cuts, scores, tokens, *sizes, **padded, **split)
     bias_kernel[bias_grid](logits, slots, *biases, RESTORE=True, BLOCK=_BIASES, num_warps=1)
-    combine_kernel[(num_rows,)](
-        scores,
-        tokens,
-        chosen,
-        vocab_size,
-        SPLITS=splits,
-        PADDED_SPLITS=padded["PADDED_SPLITS"],
-        num_warps=1,
-        enable_fp_fusion=False,
-    )
+    combine_kernel[(num_rows,)](scores, tokens, chosen, vocab_size, **padded, num_warps=1)
     return chosen
 
 

@@ -1,9 +1,10 @@
 """The tokens that top_k and top_p keep of a row of logits, found without sorting and without the host.
 
 A key (a logit's place in the order of all floats) names them: tokens above it stay, and the first few of those at it.
-The key is found digit by digit: each launch counts (top_k) or weighs (top_p) the tokens that have the digits found so
-far by their next digit, for each part; each program of the next launch adds the parts up and takes the digit in which
-the goal is reached. Rows without the filter leave such launches at once.
+Tokens fall into bins by how far they are below the likeliest one. Their numbers and masses tell in which few bins
+top_k and top_p cut; only the tokens of these are searched for the key, by one program a row. They are listed for it
+where the list holds them: where it does not, as with thousands of equal logits, the program reads the whole row again
+and again. Rows without a filter leave all of this at once.
 """
 
 from __future__ import annotations
@@ -25,99 +26,56 @@ from inflight_engine.execution.sampling.triton_logits import (
     weight_of,
 )
 
-MASS = tl.constexpr(2.0**40)
+_MASS = tl.constexpr(2.0**40)
 """Mass of a weight of 1; masses are integers."""
-STATE = tl.constexpr(3)
-"""Number of values that each digit of a row's search leaves for the next."""
+_NEAR = tl.constexpr(16.0)
+"""Temperatures below the likeliest token within which tokens have bins; all others share one."""
+_STEEPEST = tl.constexpr(1.0e30)
+"""Maximum number of bins in a unit of the logits, so that a tiny temperature makes none infinite."""
+_COUNT, _MASS_ABOVE, _ID = (tl.constexpr(i) for i in range(3))
+"""Sums that a search goes by: the number of tokens at and above a key; their mass; the number of those with one key up
+to an id."""
 
 
 @triton.jit
-def add_up(histogram: tl.tensor, SPLITS: tl.constexpr, PADDED_SPLITS: tl.constexpr, BITS: tl.constexpr) -> tl.tensor:
-    """Return a row's histogram over all splits, [WAYS]."""
-    splits, ways = tl.arange(0, PADDED_SPLITS)[:, None], tl.arange(0, 1 << BITS)[None, :]
-    return tl.sum(tl.load(histogram + splits * (1 << BITS) + ways, mask=splits < SPLITS, other=0), axis=0)
+def is_filtered(numbers: tl.tensor, integers: tl.tensor, slot: tl.tensor, vocab_size: tl.tensor) -> tl.tensor:
+    """Return whether a slot draws, and not from all tokens."""
+    is_cut = tl.load(integers + slot * NUM_INTEGERS + TOP_K) < vocab_size
+    is_cut |= tl.load(numbers + slot * NUM_NUMBERS + TOP_P) < 1
+    return is_cut & (tl.load(numbers + slot * NUM_NUMBERS + TEMPERATURE).to(tl.float32) > 0)
 
 
 @triton.jit
-def descend(
-    histogram: tl.tensor, goal: tl.tensor, SPLITS: tl.constexpr, PADDED_SPLITS: tl.constexpr, BITS: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
-    """Return the greatest digit at and above which the goal is reached, or 0, and the rest of the goal there."""
-    found = add_up(histogram, SPLITS, PADDED_SPLITS, BITS)
-    reached = tl.sum(found, axis=0) - tl.cumsum(found, axis=0) + found
-    digit = tl.maximum(tl.sum((reached >= goal).to(tl.int64), axis=0) - 1, 0)
-    above = tl.sum(tl.where(tl.arange(0, 1 << BITS) > digit, found, 0), axis=0)
-    return digit, goal - above
+def mass_of(weights: tl.tensor) -> tl.tensor:
+    """Return weights as integers."""
+    return (weights * _MASS).to(tl.int64)
 
 
 @triton.jit
-def before(
-    histogram: tl.tensor, digit: tl.tensor, split: tl.tensor, PADDED_SPLITS: tl.constexpr, BITS: tl.constexpr
-) -> tl.tensor:
-    """Return the sum of a digit over the splits before `split`."""
-    splits = tl.arange(0, PADDED_SPLITS)
-    return tl.sum(tl.load(histogram + splits * (1 << BITS) + digit, mask=splits < split, other=0), axis=0)
-
-
-@triton.jit
-def finish_top_k(
-    histograms: tl.tensor,
-    states: tl.tensor,
-    row: tl.tensor,
-    num_rows: tl.tensor,
-    SPLITS: tl.constexpr,
-    PADDED_SPLITS: tl.constexpr,
-    BITS: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """top_k's key, how many of the tokens at it stay, and its last digit. Where fewer tokens are possible than may
-    stay, the key is 0."""
-    at = (32 // BITS - 1) * num_rows + row
-    prefix, goal = tl.load(states + at * STATE), tl.load(states + at * STATE + 1)
-    digit, num_equal = descend(histograms + at * (SPLITS * (1 << BITS)), goal, SPLITS, PADDED_SPLITS, BITS)
-    return prefix + digit, num_equal, digit
-
-
-@triton.jit
-def histogram_of(
+def load_weighed(
     logits: tl.tensor,
     slot: tl.tensor,
     numbers: tl.tensor,
     met: tl.tensor,
     vocab_size: tl.tensor,
-    first: tl.tensor,
     peak: tl.tensor,
-    prefix: tl.tensor,
-    floor: tl.tensor,
-    shift: tl.tensor,
-    IS_MASS: tl.constexpr,
-    SPAN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BITS: tl.constexpr,
-) -> tl.tensor:
-    """Return the number or mass of a split's tokens above `floor` whose keys begin with the prefix, by the digit behind
-    it, int64 [WAYS]."""
+    ids: tl.tensor,
+    BINS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Load some tokens of a row; returns keys, weights and bins, of which the last is that of all far tokens. Tokens
+    behind the vocabulary and those that min_p drops have no weight."""
     temperature = tl.load(numbers + slot * NUM_NUMBERS + TEMPERATURE).to(tl.float32)
     min_p = tl.load(numbers + slot * NUM_NUMBERS + MIN_P).to(tl.float32)
-    found = tl.zeros((1 << BITS,), tl.int64)
-    for start in range(0, SPAN, BLOCK):
-        ids = first + start + tl.arange(0, BLOCK)
-        edited = load_edited(logits, slot, numbers, met, vocab_size, ids)
-        keys = key_of(edited)
-        weights = weight_of(edited, peak, temperature, min_p)
-        begins = (keys >> (shift + BITS)) == (prefix >> (shift + BITS))
-        counted = (weights > 0) & (keys > floor) & begins
-        if tl.max(counted.to(tl.int32), axis=0) > 0:
-            amounts = counted.to(tl.int64)
-            if IS_MASS:
-                amounts *= (weights * MASS).to(tl.int64)
-            digits = (keys >> shift) & ((1 << BITS) - 1)
-            is_digit = digits[:, None] == tl.arange(0, 1 << BITS)[None, :]
-            found += tl.sum(tl.where(is_digit, amounts[:, None], 0), axis=0)
-    return found
+    edited = load_edited(logits, slot, numbers, met, vocab_size, ids)
+    weights = weight_of(edited, peak, temperature, min_p)
+    # By a product, which no rounding lets fall where the logit rises.
+    steepness = tl.minimum((BINS - 1) / _NEAR / temperature, _STEEPEST)
+    bins = tl.minimum((peak - edited) * steepness, BINS - 1.0)
+    return key_of(edited), weights, tl.where(weights > 0, bins, 0.0).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["digit", "num_rows"])
-def top_k_kernel(
+@triton.jit
+def weigh_kernel(
     logits: tl.tensor,
     slots: tl.tensor,
     numbers: tl.tensor,
@@ -125,144 +83,274 @@ def top_k_kernel(
     met: tl.tensor,
     peaks: tl.tensor,
     histograms: tl.tensor,
-    states: tl.tensor,
     stride: tl.tensor,
     vocab_size: tl.tensor,
-    num_rows: tl.tensor,
-    digit: tl.tensor,
     SPLITS: tl.constexpr,
     PADDED_SPLITS: tl.constexpr,
-    BITS: tl.constexpr,
     SPAN: tl.constexpr,
     BLOCK: tl.constexpr,
+    BINS: tl.constexpr,
 ) -> None:
-    """Kernel that finds one digit of top_k's key.
+    """Kernel that adds the number and mass of a split's tokens to the bins of its row.
 
     Args:
-        histograms: int64 [digits, rows, SPLITS, 2**BITS].
-        states: int64 [digits, rows, 3]: the digits found before each, and how many tokens are still to be kept.
+        histograms: int64 [rows, 2 BINS + 2], zeros: numbers, masses, how many tokens are listed.
     """
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + row)
-    top_k = tl.load(integers + slot * NUM_INTEGERS + TOP_K)
-    if (top_k < vocab_size) & (tl.load(numbers + slot * NUM_NUMBERS + TEMPERATURE).to(tl.float32) > 0):
-        shift = (digit.to(tl.int64) - (32 // BITS - 1)) * -BITS
-        at = digit * num_rows + row
-        prefix, goal = tl.zeros((), tl.int64), top_k
-        if digit > 0:
-            last = at - num_rows
-            found, goal = descend(
-                histograms + last * (SPLITS * (1 << BITS)),
-                tl.load(states + last * STATE + 1),
-                SPLITS,
-                PADDED_SPLITS,
-                BITS,
-            )
-            prefix = tl.load(states + last * STATE) + (found << (shift + BITS))
-        if split == 0:
-            tl.store(states + at * STATE, prefix)
-            tl.store(states + at * STATE + 1, goal)
-        found = histogram_of(
-            logits + row * stride,
-            slot,
-            numbers,
-            met,
-            vocab_size,
-            split * SPAN,
-            load_peak(peaks, row, SPLITS, PADDED_SPLITS),
-            prefix,
-            tl.zeros((), tl.int64),
-            shift,
-            False,
-            SPAN,
-            BLOCK,
-            BITS,
-        )
-        tl.store(histograms + (at * SPLITS + split) * (1 << BITS) + tl.arange(0, 1 << BITS), found)
-
-
-@triton.jit(do_not_specialize=["digit", "num_rows"])
-def top_p_kernel(
-    logits: tl.tensor,
-    slots: tl.tensor,
-    numbers: tl.tensor,
-    integers: tl.tensor,
-    met: tl.tensor,
-    peaks: tl.tensor,
-    top_k_histograms: tl.tensor,
-    top_k_states: tl.tensor,
-    histograms: tl.tensor,
-    states: tl.tensor,
-    stride: tl.tensor,
-    vocab_size: tl.tensor,
-    num_rows: tl.tensor,
-    digit: tl.tensor,
-    SPLITS: tl.constexpr,
-    PADDED_SPLITS: tl.constexpr,
-    BITS: tl.constexpr,
-    SPAN: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    """Kernel that finds one digit of top_p's key, among the keys above top_k's.
-
-    Args:
-        histograms: int64 [digits, rows, SPLITS, 2**BITS].
-        states: int64 [digits, rows, 3]: the digits found before each (the first has none), the mass that is still to be
-            kept, and whether the key is top_k's because what is above that does not reach the goal.
-    """
-    row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    slot = tl.load(slots + row)
-    temperature = tl.load(numbers + slot * NUM_NUMBERS + TEMPERATURE).to(tl.float32)
-    top_p = tl.load(numbers + slot * NUM_NUMBERS + TOP_P)
-    if (top_p < 1) & (temperature > 0):
-        shift = (digit.to(tl.int64) - (32 // BITS - 1)) * -BITS
-        at = digit * num_rows + row
+    if is_filtered(numbers, integers, slot, vocab_size):
         peak = load_peak(peaks, row, SPLITS, PADDED_SPLITS)
-        floor, num_equal = tl.zeros((), tl.int64), tl.zeros((), tl.int64)
-        if tl.load(integers + slot * NUM_INTEGERS + TOP_K) < vocab_size:
-            floor, num_equal, _ = finish_top_k(
-                top_k_histograms, top_k_states, row, num_rows, SPLITS, PADDED_SPLITS, BITS
-            )
-        prefix, is_done = tl.zeros((), tl.int64), tl.zeros((), tl.int64)
-        if digit > 0:
-            last = at - num_rows
-            histogram = histograms + last * (SPLITS * (1 << BITS))
-            if digit == 1:
-                min_p = tl.load(numbers + slot * NUM_NUMBERS + MIN_P).to(tl.float32)
-                above = tl.sum(add_up(histogram, SPLITS, PADDED_SPLITS, BITS), axis=0)
-                total = above
-                if floor > 0:
-                    total += num_equal * (weight_of(logit_of(floor), peak, temperature, min_p) * MASS).to(tl.int64)
-                goal = tl.ceil(top_p * total.to(tl.float64)).to(tl.int64)
-                is_done = (above < goal).to(tl.int64)
-                if above < goal:
+        histogram = histograms + row * (2 * BINS + 2)
+        num_far, far_mass = tl.zeros((BLOCK,), tl.int64), tl.zeros((BLOCK,), tl.int64)
+        for start in range(0, SPAN, BLOCK):
+            ids = split * SPAN + start + tl.arange(0, BLOCK)
+            _, weights, bins = load_weighed(logits + row * stride, slot, numbers, met, vocab_size, peak, ids, BINS)
+            masses = mass_of(weights)
+            # Most tokens are far: one address for all of them would be waited for.
+            is_far = bins == BINS - 1
+            num_far += (is_far & (weights > 0)).to(tl.int64)
+            far_mass += tl.where(is_far, masses, 0)
+            is_near = (weights > 0) & (bins < BINS - 1)
+            if tl.max(is_near.to(tl.int32), axis=0) > 0:
+                tl.atomic_add(histogram + bins, is_near.to(tl.int64), mask=is_near, sem="relaxed")
+                tl.atomic_add(histogram + BINS + bins, masses, mask=is_near, sem="relaxed")
+        tl.atomic_add(histogram + BINS - 1, tl.sum(num_far, axis=0), sem="relaxed")
+        tl.atomic_add(histogram + 2 * BINS - 1, tl.sum(far_mass, axis=0), sem="relaxed")
+
+
+@triton.jit
+def cuts_of(
+    histogram: tl.tensor, top_k: tl.tensor, top_p: tl.tensor, BINS: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Return (whether top_k drops tokens, first and last bin in which top_k or top_p cut, tokens in these)."""
+    bins = tl.arange(0, BINS)
+    counts, masses = tl.load(histogram + bins), tl.load(histogram + BINS + bins)
+    last, least = tl.zeros((), tl.int32) + (BINS - 1), tl.sum(masses, axis=0)
+    is_k = tl.sum(counts, axis=0) > top_k
+    if is_k:
+        last = tl.sum((tl.cumsum(counts, axis=0) < top_k).to(tl.int32), axis=0)
+        least = tl.sum(tl.where(bins < last, masses, 0), axis=0)
+    first = last
+    if top_p < 1:
+        # top_k leaves at least this mass, so top_p cuts no higher.
+        goal = tl.ceil(top_p * least.to(tl.float64)).to(tl.int64)
+        first = tl.minimum(tl.sum((tl.cumsum(masses, axis=0) < goal).to(tl.int32), axis=0), last)
+        if not is_k:
+            last = first
+    size = tl.sum(tl.where((bins >= first) & (bins <= last), counts, 0), axis=0)
+    if (not is_k) & (top_p >= 1):
+        size = tl.zeros((), tl.int64)
+    return is_k, first, last, size
+
+
+@triton.jit
+def list_kernel(
+    logits: tl.tensor,
+    slots: tl.tensor,
+    numbers: tl.tensor,
+    integers: tl.tensor,
+    met: tl.tensor,
+    peaks: tl.tensor,
+    histograms: tl.tensor,
+    lists: tl.tensor,
+    stride: tl.tensor,
+    vocab_size: tl.tensor,
+    SPLITS: tl.constexpr,
+    PADDED_SPLITS: tl.constexpr,
+    SPAN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BINS: tl.constexpr,
+    LISTED: tl.constexpr,
+) -> None:
+    """Kernel that lists the tokens of a split that are in the bins in which its row is cut.
+
+    Args:
+        histograms: of `weigh_kernel`.
+        lists: int32 [rows, LISTED], in any order.
+    """
+    row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    slot = tl.load(slots + row)
+    if is_filtered(numbers, integers, slot, vocab_size):
+        histogram = histograms + row * (2 * BINS + 2)
+        top_k = tl.load(integers + slot * NUM_INTEGERS + TOP_K)
+        _is_k, lowest, highest, size = cuts_of(histogram, top_k, tl.load(numbers + slot * NUM_NUMBERS + TOP_P), BINS)
+        if (size > 0) & (size <= LISTED):
+            peak = load_peak(peaks, row, SPLITS, PADDED_SPLITS)
+            for start in range(0, SPAN, BLOCK):
+                ids = split * SPAN + start + tl.arange(0, BLOCK)
+                _, weights, bins = load_weighed(logits + row * stride, slot, numbers, met, vocab_size, peak, ids, BINS)
+                is_cut = (weights > 0) & (bins >= lowest) & (bins <= highest)
+                ranks = tl.cumsum(is_cut.to(tl.int64), axis=0)
+                count = tl.max(ranks, axis=0)
+                if count > 0:
+                    listed = tl.atomic_add(histogram + 2 * BINS, count, sem="relaxed")
+                    tl.store(lists + row * LISTED + listed + ranks - 1, ids, mask=is_cut)
+
+
+@triton.jit
+def sums_of(
+    logits: tl.tensor,
+    slot: tl.tensor,
+    numbers: tl.tensor,
+    met: tl.tensor,
+    vocab_size: tl.tensor,
+    peak: tl.tensor,
+    listed: tl.tensor,
+    size: tl.tensor,
+    lowest: tl.tensor,
+    highest: tl.tensor,
+    key: tl.tensor,
+    at: tl.tensor,
+    KIND: tl.constexpr,
+    BINS: tl.constexpr,
+    LISTED: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> tl.tensor:
+    """Return sums over the tokens of the bins in which a row is cut, int64 [WAYS].
+
+    Args:
+        at: [WAYS]. _COUNT: sums are the number of tokens whose key is at least that; _MASS_ABOVE: the mass of those
+            that are also above `key`; _ID: the number of those at `key` whose id is at most `vocab_size` less that.
+    """
+    is_listed = size <= LISTED
+    end = tl.where(is_listed, size, vocab_size).to(tl.int32)
+    sums = tl.zeros((BLOCK, at.shape[0]), tl.int64)
+    for start in range(0, end, BLOCK):
+        places = start + tl.arange(0, BLOCK)
+        ids = places
+        if is_listed:
+            ids = tl.load(listed + places, mask=places < end, other=0)
+        keys, weights, bins = load_weighed(logits, slot, numbers, met, vocab_size, peak, ids, BINS)
+        is_cut = (places < end) & (weights > 0) & (bins >= lowest) & (bins <= highest)
+        if KIND == _COUNT:
+            values, amounts = keys, is_cut.to(tl.int64)
+        elif KIND == _MASS_ABOVE:
+            values, amounts = keys, tl.where(is_cut & (keys > key), mass_of(weights), 0)
+        else:
+            values, amounts = (vocab_size - ids).to(tl.int64), (is_cut & (keys == key)).to(tl.int64)
+        sums += tl.where(values[:, None] >= at[None, :], amounts[:, None], 0)
+    return tl.sum(sums, axis=0)
+
+
+@triton.jit
+def search(
+    logits: tl.tensor,
+    slot: tl.tensor,
+    numbers: tl.tensor,
+    met: tl.tensor,
+    vocab_size: tl.tensor,
+    peak: tl.tensor,
+    listed: tl.tensor,
+    size: tl.tensor,
+    lowest: tl.tensor,
+    highest: tl.tensor,
+    key: tl.tensor,
+    end: tl.tensor,
+    goal: tl.tensor,
+    KIND: tl.constexpr,
+    BINS: tl.constexpr,
+    LISTED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WAYS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Return the greatest place below `end` at which the sum reaches the goal, which it does at 0, and the sum behind
+    that place. Arguments as of `sums_of`."""
+    ways = tl.arange(0, WAYS)
+    first, above = tl.zeros((), tl.int64), tl.zeros((), tl.int64)
+    while end - first > 1:
+        step = tl.cdiv(end - first, WAYS)
+        at = tl.minimum(first + step * (ways + 1), end)
+        sums = sums_of(
+            logits, slot, numbers, met, vocab_size, peak, listed, size, lowest, highest, key, at,
+            KIND, BINS, LISTED, BLOCK,
+        )  # fmt: skip
+        num_reached = tl.sum((sums >= goal).to(tl.int32), axis=0)
+        above = tl.sum(tl.where(ways == num_reached, sums, 0), axis=0)
+        end = tl.minimum(end, first + step * (num_reached + 1))
+        first += step * num_reached
+    return first, above
+
+
+@triton.jit
+def cut_kernel(
+    logits: tl.tensor,
+    slots: tl.tensor,
+    numbers: tl.tensor,
+    integers: tl.tensor,
+    met: tl.tensor,
+    peaks: tl.tensor,
+    histograms: tl.tensor,
+    lists: tl.tensor,
+    cuts: tl.tensor,
+    stride: tl.tensor,
+    vocab_size: tl.tensor,
+    SPLITS: tl.constexpr,
+    PADDED_SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BINS: tl.constexpr,
+    LISTED: tl.constexpr,
+    WAYS: tl.constexpr,
+) -> None:
+    """Kernel that finds the key of a row, and the last token at it that stays.
+
+    Args:
+        histograms, lists: of `list_kernel`.
+        cuts: int64 [rows, 2]: key and token; a key of 0: all stay.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + row)
+    if is_filtered(numbers, integers, slot, vocab_size):
+        top_k = tl.load(integers + slot * NUM_INTEGERS + TOP_K)
+        top_p = tl.load(numbers + slot * NUM_NUMBERS + TOP_P)
+        temperature = tl.load(numbers + slot * NUM_NUMBERS + TEMPERATURE).to(tl.float32)
+        histogram, listed = histograms + row * (2 * BINS + 2), lists + row * LISTED
+        is_k, lowest, highest, size = cuts_of(histogram, top_k, top_p, BINS)
+        key, last = tl.zeros((), tl.int64), tl.zeros((), tl.int64) + vocab_size
+        if size > 0:
+            row_logits, peak = logits + row * stride, load_peak(peaks, row, SPLITS, PADDED_SPLITS)
+            bins = tl.arange(0, BINS)
+            counts, masses = tl.load(histogram + bins), tl.load(histogram + BINS + bins)
+            end = key_of(peak) + 1
+            num_equal = tl.zeros((), tl.int64)
+            if is_k:
+                goal = top_k - tl.sum(tl.where(bins < lowest, counts, 0), axis=0)
+                key, above = search(
+                    row_logits, slot, numbers, met, vocab_size, peak, listed, size, lowest, highest, key, end, goal,
+                    _COUNT, BINS, LISTED, BLOCK, WAYS,
+                )  # fmt: skip
+                num_equal = goal - above
+            if top_p < 1:
+                before = tl.sum(tl.where(bins < lowest, masses, 0), axis=0)
+                total, mass = tl.sum(masses, axis=0), tl.zeros((), tl.int64)
+                inside = total
+                if is_k:
+                    mass = tl.maximum(mass_of(weight_of(logit_of(key), peak, temperature, 0.0)), 1)
+                    sums = sums_of(
+                        row_logits, slot, numbers, met, vocab_size, peak, listed, size, lowest, highest, key,
+                        tl.zeros((WAYS,), tl.int64), _MASS_ABOVE, BINS, LISTED, BLOCK,
+                    )  # fmt: skip
+                    inside = tl.max(sums, axis=0)
+                    total = before + inside + num_equal * mass
+                goal = tl.ceil(top_p * total.to(tl.float64)).to(tl.int64) - before
+                if inside < goal:  # top_p keeps some of the tokens at top_k's key
+                    goal -= inside
+                else:
+                    key, above = search(
+                        row_logits, slot, numbers, met, vocab_size, peak, listed, size, lowest, highest, key, end, goal,
+                        _MASS_ABOVE, BINS, LISTED, BLOCK, WAYS,
+                    )  # fmt: skip
                     goal -= above
-            else:
-                prefix = tl.load(states + last * STATE)
-                goal = tl.load(states + last * STATE + 1)
-                is_done = tl.load(states + last * STATE + 2)
-            if is_done == 0:
-                found, goal = descend(histogram, goal, SPLITS, PADDED_SPLITS, BITS)
-                prefix += found << (shift + BITS)
-            if split == 0:
-                tl.store(states + at * STATE, prefix)
-                tl.store(states + at * STATE + 1, goal)
-                tl.store(states + at * STATE + 2, is_done)
-        if is_done == 0:
-            found = histogram_of(
-                logits + row * stride,
-                slot,
-                numbers,
-                met,
-                vocab_size,
-                split * SPAN,
-                peak,
-                prefix,
-                floor,
-                shift,
-                True,
-                SPAN,
-                BLOCK,
-                BITS,
-            )
-            tl.store(histograms + (at * SPLITS + split) * (1 << BITS) + tl.arange(0, 1 << BITS), found)
+                    mass = tl.maximum(mass_of(weight_of(logit_of(key), peak, temperature, 0.0)), 1)
+                num_equal = tl.cdiv(goal, mass)
+            sums = sums_of(
+                row_logits, slot, numbers, met, vocab_size, peak, listed, size, lowest, highest, key,
+                tl.zeros((WAYS,), tl.int64), _ID, BINS, LISTED, BLOCK,
+            )  # fmt: skip
+            if tl.max(sums, axis=0) > num_equal:
+                place, _ = search(
+                    row_logits, slot, numbers, met, vocab_size, peak, listed, size, lowest, highest, key,
+                    last + 1, num_equal, _ID, BINS, LISTED, BLOCK, WAYS,
+                )  # fmt: skip
+                last = vocab_size - place
+        tl.store(cuts + row * 2, key)
+        tl.store(cuts + row * 2 + 1, last)

@@ -113,12 +113,12 @@ def peak_kernel(
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + row)
     if tl.load(numbers + slot * NUM_NUMBERS + TEMPERATURE).to(tl.float32) > 0:
-        peak = tl.full((), float("-inf"), tl.float32)
+        highest = tl.full((BLOCK,), float("-inf"), tl.float32)
         for start in range(0, SPAN, BLOCK):
             ids = split * SPAN + start + tl.arange(0, BLOCK)
             edited = load_edited(logits + row * stride, slot, numbers, met, vocab_size, ids)
-            peak = tl.maximum(peak, tl.max(edited, axis=0))
-        tl.store(peaks + row * SPLITS + split, peak)
+            highest = tl.maximum(highest, edited)
+        tl.store(peaks + row * SPLITS + split, tl.max(highest, axis=0))
 
 
 @triton.jit

@@ -85,10 +85,9 @@ def test_decode_compiles(arch, head_dim, group, dtype, cache_dtype, window, soft
         "scale": "fp32"
     }
     options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
-    for split in (False, True):
-        constants = attention_constants(tiles, head_dim, group, window, softcap) | {"SPLIT": split}
-        ptx = compile_kernel(triton_decode.decode_kernel, arch, pointers, scalars, constants, **options)
-        assert ("mma" in ptx) == (dtype != FP32), "tensor cores where there are any"
+    constants = attention_constants(tiles, head_dim, group, window, softcap)
+    ptx = compile_kernel(triton_decode.decode_kernel, arch, pointers, scalars, constants, **options)
+    assert ("mma" in ptx) == (dtype != FP32), "tensor cores where there are any"
 
 
 @pytest.mark.parametrize(("arch", "head_dim", "group", "dtype", "cache_dtype", "window", "softcap"), CASES, ids=str)

@@ -18,10 +18,10 @@ VOCAB = 90
 
 @pytest.fixture(autouse=True)
 def _small_splits(monkeypatch):
-    """And few digits: in the interpreter a launch takes milliseconds a program."""
-    monkeypatch.setattr(gumbel_triton, "_SPAN", 64)
-    monkeypatch.setattr(gumbel_triton, "_BLOCK", 32)
-    monkeypatch.setattr(gumbel_triton, "_BITS", 8)
+    """And a short list, which some rows fill: in the interpreter a launch takes milliseconds a program."""
+    sizes = {"_SPAN": 64, "_BLOCK": 32, "_BINS": 32, "_LISTED": 8, "_SEARCH_BLOCK": 32}
+    for name, size in sizes.items():
+        monkeypatch.setattr(gumbel_triton, name, size)
 
 
 def logits_of(count):
@@ -31,7 +31,9 @@ def logits_of(count):
     return logits
 
 
-def test_tokens_are_those_of_torch_with_ties_and_without():
+@pytest.mark.parametrize("listed", [1, 128])
+def test_tokens_are_those_of_torch_with_ties_and_without_listed_or_read_again(monkeypatch, listed):
+    monkeypatch.setattr(gumbel_triton, "_LISTED", listed)
     count = 12
     logits = logits_of(count)
     given_logits = logits.clone()
@@ -103,8 +105,8 @@ class Watched:
 
 def test_no_number_of_rows_moves_a_tensor_so_that_a_kernel_is_compiled_again(monkeypatch):
     watched = Watched()
-    for name in ("bias_kernel", "peak_kernel", "top_k_kernel", "top_p_kernel", "pick_kernel", "combine_kernel"):
-        monkeypatch.setattr(gumbel_triton, name, watched)
+    for name in ("bias", "peak", "weigh", "list", "cut", "pick", "combine"):
+        monkeypatch.setattr(gumbel_triton, f"{name}_kernel", watched)
     table = table_of([SamplingParams(9)] * 3, VOCAB)
     for count in (1, 2, 3):
         gumbel_triton.choose(logits_of(count), torch.arange(count), torch.arange(count), table)
