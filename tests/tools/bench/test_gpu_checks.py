@@ -230,6 +230,14 @@ def test_streams_go_on_when_the_engine_process_is_killed(tmp_path):
     assert found["seconds_without_tokens"] > found["before"]
 
 
+def test_all_tokens_come_over_http_too(tmp_path):
+    found = run("server.served", "tiny", "cpu", "small", tmp_path)
+    assert found["ttft_p50"] <= found["ttft_p95"]
+    row = report.speed_rows("tiny", {"inflight": {"failed": "elsewhere"}, "over HTTP": found})[-1]
+    assert row[0] == "the same over HTTP, streamed"
+    assert "TTFT" in row[2]
+
+
 def test_profiles_have_the_largest_operators_and_the_time_of_the_host(tmp_path):
     found = run("speed.profiles", "tiny", "cpu", "small", tmp_path)
     assert 0 < found["decode at 3, busy"] < 1

@@ -28,7 +28,7 @@ from tools.bench.gpu.reference import SCALES
 from tools.bench.gpu.speed import SIZES
 from tools.measure.report import markdown, table, write_json
 
-ENGINES = {"inflight": "speed.measure", "vllm": "peers.vllm"}
+ENGINES = {"inflight": "speed.measure", "inflight over HTTP": "server.served", "vllm": "peers.vllm"}
 _STAGES = ("first", "correctness", "qwen", "llama")
 STAGE_SECONDS = 580
 """For all engines of a stage: it is within ten minutes."""

@@ -36,8 +36,13 @@ def speed_rows(shape: str, results: Mapping[str, dict[str, Any]]) -> list[list[s
         if name == "inflight":
             continue
         if "continuous" in theirs:
-            times = f"ours is {ours['continuous'] / theirs['continuous']:.2f} times that" if not problem else ""
-            rows.append([theirs["engine"], f"{number(theirs['continuous'])} output tokens/s", times])
+            notes = [f"ours is {ours['continuous'] / theirs['continuous']:.2f} times that"] if not problem else []
+            notes += [
+                f"{name.upper()} {1e3 * theirs[f'{name}_p50']:.0f} ms, p95 {1e3 * theirs[f'{name}_p95']:.0f} ms"
+                for name in ("ttft", "tpot")
+                if f"{name}_p50" in theirs
+            ]
+            rows.append([theirs["engine"], f"{number(theirs['continuous'])} output tokens/s", "; ".join(notes)])
         else:
             rows.append([name, "failed" if "failed" in theirs else "not here", next(iter(theirs.values()))])
     return rows
