@@ -130,7 +130,7 @@ class Products:
 
     def speeds(self) -> str:
         """Times that of bfloat16 weights, by the number of tokens; with 4 bits also of torch's own kernel."""
-        plain = [PlainLinear(self._weight.bfloat16().clone(), None) for _ in range(_COPIES)]
+        plain = [PlainLinear(self._weight.bfloat16().clone(), None, TorchOps()) for _ in range(_COPIES)]
         kept = [_copy(self._maker.make([self._matrix], None)) for _ in range(_COPIES)]
         torchs = [_Tinygemm(self._matrix) for _ in range(_COPIES) if isinstance(self._matrix, GroupedMatrix)]
         found = []
