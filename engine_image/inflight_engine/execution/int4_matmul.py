@@ -38,15 +38,15 @@ class Tile(NamedTuple):
 
 MOST_ROWS = 128
 """Maximum number of rows; for more, weights are dequantized for one product of cuBLAS."""
-TILES = (Tile(16, 64, 4, 4), Tile(32, 64, 4, 4), Tile(64, 64, 4, 3), Tile(128, 64, 4, 3))
-"""The first whose rows are enough computes a product."""
-_INVARIANT = TILES[2]
+TILES = (Tile(16, 64, 4, 4), Tile(32, 64, 4, 3), Tile(64, 64, 4, 3))
+"""The first whose rows are enough or else the last computes a product. The last fits the 163 KiB of shared memory of an
+A100."""
 _LEAST_PROGRAMS = 384
 """Number of programs below which inputs are split: about three on each multiprocessor of an H100."""
 _MOST_SPLITS = 8
 _LEAST_STEPS = 4
 """Minimum number of steps of a program's loop where inputs are split."""
-_ADDED_AT_ONCE = 512
+_ADDED_AT_ONCE = 256
 """Number of outputs that a program adds up."""
 _DEQUANTIZED_OUTPUTS = 32
 
@@ -104,43 +104,41 @@ def int4_matmul_kernel(
     total = tl.zeros((TILE_N, TILE_M), tl.float32)
     weights = packed + columns[:, None] * (K // 2) + run[None, :]
     activations = a + rows[None, :] * a_stride + run[:, None]
-    # Scales and zeros are loaded a step ahead: the compiler's pipeline leaves such small loads out.
-    scale, zero = group_of(scales, zeros, first // GROUP_SIZE * N + columns, is_column, dtype)
-    scale_2, zero_2 = group_of(scales, zeros, (first + HALF) // GROUP_SIZE * N + columns, is_column, dtype)
     for start in range(first, end, 2 * HALF):
+        # Not loaded a step ahead: then the compiler brings widened weights to the tensor cores by shared memory.
+        scale, zero = group_of(scales, zeros, start // GROUP_SIZE * N + columns, is_column, dtype)
+        scale_2, zero_2 = group_of(scales, zeros, (start + HALF) // GROUP_SIZE * N + columns, is_column, dtype)
         octets = tl.load(weights + start // 2, mask=is_column[:, None], other=0)
-        from_ = activations + start
-        lower, upper = tl.load(from_, mask=is_row, other=0.0), tl.load(from_ + HALF, mask=is_row, other=0.0)
-        after = tl.minimum(start + 2 * HALF, K - 2 * HALF)
-        next_scale, next_zero = group_of(scales, zeros, after // GROUP_SIZE * N + columns, is_column, dtype)
-        next_2, next_zero_2 = group_of(scales, zeros, (after + HALF) // GROUP_SIZE * N + columns, is_column, dtype)
+        lower = tl.load(activations + start, mask=is_row, other=0.0)
+        upper = tl.load(activations + start + HALF, mask=is_row, other=0.0)
         total += tl.dot(exact(octets & 15, dtype) - zero, lower) * scale
         total += tl.dot(exact(octets >> 4, dtype) - zero_2, upper) * scale_2
-        scale, zero, scale_2, zero_2 = next_scale, next_zero, next_2, next_zero_2
     if HAS_BIAS:
         total += tl.load(bias + columns, mask=is_column, other=0.0).to(tl.float32)[:, None]
     to = c + (tl.program_id(1) * M + rows)[None, :] * N + columns[:, None]
     tl.store(to, total.to(c.dtype.element_ty), mask=is_row & is_column[:, None])
 
 
-@triton.jit(do_not_specialize=["M"])
+@triton.jit(do_not_specialize=["M", "splits"])
 def add_splits_kernel(
     partials: tl.tensor,
     bias: tl.tensor,
     c: tl.tensor,
     M: tl.tensor,
     N: tl.tensor,
-    SPLITS: tl.constexpr,
+    splits: tl.tensor,
+    MOST_SPLITS: tl.constexpr,
     COLUMNS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ) -> None:
-    """Compute c [M, N] = the sum of partials [SPLITS, M, N] + bias [N], each program some outputs of one row."""
+    """Compute c [M, N] = the sum of partials [splits, M, N] + bias [N], each program some outputs of one row,
+    of which it asks for all splits at once."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     mask = columns < N
-    total = tl.zeros((COLUMNS,), tl.float32)
-    for split in tl.static_range(SPLITS):
-        total += tl.load(partials + (split * M + row) * N + columns, mask=mask, other=0.0)
+    split = tl.arange(0, MOST_SPLITS)[:, None]
+    from_ = partials + (split * M + row) * N + columns[None, :]
+    total = tl.sum(tl.load(from_, mask=(split < splits) & mask[None, :], other=0.0), axis=0)
     if HAS_BIAS:
         total += tl.load(bias + columns, mask=mask, other=0.0).to(tl.float32)
     tl.store(c + row * N + columns, total.to(c.dtype.element_ty), mask=mask)
@@ -183,17 +181,18 @@ def int4_linear(
         batch_invariant: a row's result does not depend on how many there are: one tile computes all.
     """
     if batch_invariant:
-        return tiled(x, matrix, bias, _INVARIANT, 1)
+        return tiled(x, matrix, bias, TILES[-1], 1)
     if len(x) > MOST_ROWS:
         return F.linear(x, dequantized(matrix, x.dtype), bias)
-    tile = next(each for each in TILES if each.rows >= len(x))
-    return tiled(x, matrix, bias, tile, splits_of(matrix, triton.cdiv(matrix.outputs, tile.outputs)))
+    tile = next((each for each in TILES if each.rows >= len(x)), TILES[-1])
+    tiles = triton.cdiv(len(x), tile.rows) * triton.cdiv(matrix.outputs, tile.outputs)
+    return tiled(x, matrix, bias, tile, splits_of(matrix, tiles))
 
 
 def splits_of(matrix: Int4Matrix, tiles: int) -> int:
     """Return the number of programs that share the inputs of each of `tiles`."""
     most = min(_MOST_SPLITS, max(1, matrix.inputs // (2 * matrix.half * _LEAST_STEPS)))
-    return max(1, min(most, triton.cdiv(_LEAST_PROGRAMS, tiles)))
+    return max(1, min(most, triton.cdiv(_LEAST_PROGRAMS, max(1, tiles))))
 
 
 def tiled(x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None, tile: Tile, splits: int) -> torch.Tensor:
@@ -237,7 +236,8 @@ def tiled(x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None, tile: 
             c,
             rows,
             outputs,
-            SPLITS=splits,
+            splits,
+            MOST_SPLITS=_MOST_SPLITS,
             COLUMNS=_ADDED_AT_ONCE,
             HAS_BIAS=bias is not None,
         )
