@@ -54,11 +54,7 @@ _DEQUANTIZED_OUTPUTS = 32
 @triton.jit
 def exact(integers: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
     """Integers up to 31 plus 2^10 (float16) or 2^7 (bfloat16): the last bits of a number whose last bit means 1."""
-    bits = integers.to(tl.int16)
-    if dtype == tl.float16:
-        bits = bits | 0x6400
-    else:
-        bits = bits | 0x4300
+    bits = integers.to(tl.int16) | (0x6400 if dtype == tl.float16 else 0x4300)
     return bits.to(dtype, bitcast=True)
 
 
@@ -192,7 +188,7 @@ def int4_linear(
 def splits_of(matrix: Int4Matrix, tiles: int) -> int:
     """Return the number of programs that share the inputs of each of `tiles`."""
     most = min(_MOST_SPLITS, max(1, matrix.inputs // (2 * matrix.half * _LEAST_STEPS)))
-    return max(1, min(most, triton.cdiv(_LEAST_PROGRAMS, max(1, tiles))))
+    return min(most, -(-_LEAST_PROGRAMS // max(1, tiles)))
 
 
 def tiled(x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None, tile: Tile, splits: int) -> torch.Tensor:
@@ -244,10 +240,12 @@ def tiled(x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None, tile: 
     return c
 
 
-def dequantized(matrix: Int4Matrix, dtype: torch.dtype) -> torch.Tensor:
-    """Return the weights, [out, in]."""
+def dequantized(
+    matrix: Int4Matrix, dtype: torch.dtype, tile: int = _DEQUANTIZED_OUTPUTS, num_warps: int = 4
+) -> torch.Tensor:
+    """Return the weights, [out, in]; `tile`: outputs of a program."""
     weights = matrix.packed.new_empty(matrix.outputs, matrix.inputs, dtype=dtype)
-    grid = (matrix.inputs // (2 * matrix.half), triton.cdiv(matrix.outputs, _DEQUANTIZED_OUTPUTS))
+    grid = (matrix.inputs // (2 * matrix.half), triton.cdiv(matrix.outputs, tile))
     int4_dequantize_kernel[grid](
         matrix.packed,
         matrix.scales,
@@ -257,8 +255,8 @@ def dequantized(matrix: Int4Matrix, dtype: torch.dtype) -> torch.Tensor:
         matrix.inputs,
         HALF=matrix.half,
         GROUP_SIZE=matrix.group_size,
-        TILE_N=_DEQUANTIZED_OUTPUTS,
-        num_warps=4,
+        TILE_N=tile,
+        num_warps=num_warps,
         enable_fp_fusion=False,
     )
     return weights

@@ -112,7 +112,7 @@ def test_products_with_weights_of_4_bits_equal_those_with_dequantized_weights(ro
 
 @pytest.mark.parametrize("splits", [2, 3, 8])
 def test_programs_that_share_inputs_of_4_bits_add_up_to_the_product(splits):
-    """Of five steps, two or three each, or fewer in the last; eight programs are more than there are steps."""
+    """Five steps are two or three each, or fewer in the last; eight programs are more than there are steps."""
     dtype, (outputs, inputs) = torch.float16, (70, 320)
     matrix, bias, x = int4_matrix(outputs, inputs, 32), random(outputs, dtype=dtype), random(20, inputs, dtype=dtype)
     tolerance = 20 * TOLERANCES[dtype]
