@@ -52,7 +52,7 @@ def few_rows_kernel(
     is_output = outputs < N
     inputs = tl.arange(0, PADDED_K)
     from_ = weights + outputs[:, None] * K + inputs[None, :]
-    tile = tl.load(from_, mask=is_output[:, None] & (inputs < K)[None, :], other=0.0, eviction_policy="evict_first")
+    tile = tl.load(from_, mask=is_output[:, None] & (inputs < K)[None, :], other=0.0)
     added = tl.zeros((TILE_N,), tl.float32)
     if HAS_BIAS:
         added = tl.load(bias + outputs, mask=is_output, other=0.0).to(tl.float32)

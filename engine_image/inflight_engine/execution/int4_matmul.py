@@ -77,7 +77,7 @@ def int4_matmul_kernel(
     c: tl.tensor,
     M: tl.tensor,
     N: tl.tensor,
-    K: tl.tensor,
+    width: tl.tensor,
     a_stride: tl.tensor,
     span: tl.tensor,
     HALF: tl.constexpr,
@@ -86,8 +86,8 @@ def int4_matmul_kernel(
     TILE_N: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ) -> None:
-    """Compute c [splits, M, N] = a [M, K] weights [N, K]^T + bias [N], each program one tile of c over `span` inputs.
-    Programs that run together share weights in L2."""
+    """Compute c [splits, M, N] = a [M, K] weights [N, K]^T + bias [N], each program one tile of c over `span` bytes of
+    each output's `width`. Programs that run together share weights in L2."""
     program = tl.program_id(0)
     tiles_m = tl.cdiv(M, TILE_M)
     rows = (program % tiles_m * TILE_M + tl.arange(0, TILE_M)).to(tl.int64)
@@ -96,17 +96,17 @@ def int4_matmul_kernel(
     run = tl.arange(0, HALF)
     dtype = a.dtype.element_ty
     first = tl.program_id(1) * span
-    end = tl.minimum(first + span, K)
+    end = tl.minimum(first + span, width)
     total = tl.zeros((TILE_N, TILE_M), tl.float32)
-    weights = packed + columns[:, None] * (K // 2) + run[None, :]
+    weights = packed + columns[:, None] * width + run[None, :]
     activations = a + rows[None, :] * a_stride + run[:, None]
-    for start in range(first, end, 2 * HALF):
+    for start in range(first, end, HALF):
         # Not loaded a step ahead: then the compiler brings widened weights to the tensor cores by shared memory.
-        scale, zero = group_of(scales, zeros, start // GROUP_SIZE * N + columns, is_column, dtype)
-        scale_2, zero_2 = group_of(scales, zeros, (start + HALF) // GROUP_SIZE * N + columns, is_column, dtype)
-        octets = tl.load(weights + start // 2, mask=is_column[:, None], other=0)
-        lower = tl.load(activations + start, mask=is_row, other=0.0)
-        upper = tl.load(activations + start + HALF, mask=is_row, other=0.0)
+        scale, zero = group_of(scales, zeros, 2 * start // GROUP_SIZE * N + columns, is_column, dtype)
+        scale_2, zero_2 = group_of(scales, zeros, (2 * start + HALF) // GROUP_SIZE * N + columns, is_column, dtype)
+        octets = tl.load(weights + start, mask=is_column[:, None], other=0)
+        lower = tl.load(activations + 2 * start, mask=is_row, other=0.0)
+        upper = tl.load(activations + 2 * start + HALF, mask=is_row, other=0.0)
         total += tl.dot(exact(octets & 15, dtype) - zero, lower) * scale
         total += tl.dot(exact(octets >> 4, dtype) - zero_2, upper) * scale_2
     if HAS_BIAS:
@@ -197,12 +197,12 @@ def tiled(x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None, tile: 
     Args:
         splits: maximum number of programs that share a tile's inputs.
     """
-    rows, outputs, step = len(x), matrix.outputs, 2 * matrix.half
+    rows, outputs, width = len(x), matrix.outputs, matrix.packed.shape[1]
     c = x.new_empty(rows, outputs)
     if not rows:
         return c
-    span = triton.cdiv(matrix.inputs // step, splits) * step
-    splits = triton.cdiv(matrix.inputs, span)
+    span = triton.cdiv(width // matrix.half, splits) * matrix.half
+    splits = triton.cdiv(width, span)
     added = bias if splits == 1 else None
     int4_matmul_kernel[(triton.cdiv(rows, tile.rows) * triton.cdiv(outputs, tile.outputs), splits)](
         x,
@@ -213,7 +213,7 @@ def tiled(x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None, tile: 
         to := c if splits == 1 else x.new_empty(splits, rows, outputs, dtype=torch.float32),
         rows,
         outputs,
-        matrix.inputs,
+        width,
         x.stride(0),
         span,
         HALF=matrix.half,

@@ -93,7 +93,7 @@ def test_rounding_rows_to_float8_compiles(architecture, dtype):
     assert "cvt.rn.satfinite.e4m3x2" in compiled.asm["ptx"]
 
 
-INT4 = {"packed": "*u8", "scales": "*fp16", "zeros": "*u8", "N": "i32", "K": "i32"}
+INT4 = {"packed": "*u8", "scales": "*fp16", "zeros": "*u8", "N": "i32"}
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_products_with_weights_of_4_bits_compile_to_tensor_cores(architecture, t
     compiled = compile_kernel(
         int4_matmul.int4_matmul_kernel,
         architecture,
-        INT4 | dict.fromkeys(("a", "bias", "c"), "*bf16") | {"M": "i32", "a_stride": "i32", "span": "i32"},
+        INT4 | dict.fromkeys(("a", "bias", "c"), "*bf16") | dict.fromkeys(("M", "width", "a_stride", "span"), "i32"),
         {"HALF": half, "GROUP_SIZE": 2 * half, "TILE_M": tile[0], "TILE_N": tile[1], "HAS_BIAS": True},
         num_warps=4,
         num_stages=3,
@@ -120,7 +120,7 @@ def test_products_with_weights_of_4_bits_compile_to_tensor_cores(architecture, t
     compile_kernel(
         int4_matmul.int4_dequantize_kernel,
         architecture,
-        INT4 | {"weights": "*fp16"},
+        INT4 | {"weights": "*fp16", "K": "i32"},
         {"HALF": 128, "GROUP_SIZE": 128, "TILE_N": 32},
         num_warps=4,
     )

@@ -16,7 +16,7 @@ FIXED = {
     triton_ops.rotary_kernel: {"qkv_stride", "eps"},
     triton_ops.silu_mul_kernel: {"gate_up_stride"},
     triton_ops.quantize_rows_kernel: {"x_stride"},
-    int4_matmul.int4_matmul_kernel: {"N", "K", "a_stride", "span"},
+    int4_matmul.int4_matmul_kernel: {"N", "width", "a_stride", "span"},
     int4_matmul.add_splits_kernel: {"N"},
     int4_matmul.int4_dequantize_kernel: {"N", "K"},
     few_rows.few_rows_kernel: {"N", "a_stride"},

@@ -34,8 +34,8 @@ ENGINES = {"inflight": "speed.measure", "vllm": "peers.vllm"}
 _STAGES = ("first", "correctness", "qwen", "llama")
 STAGE_SECONDS = 580
 """For all engines of a stage: it is within ten minutes."""
-TILE_SECONDS = 130
-"""Time after which a sweep's process is ended; it ends by itself after two minutes."""
+TILE_SECONDS = 120
+"""Time after which a sweep's process is ended, if it has not ended by itself."""
 OUR_SECONDS = 240
 """Largest share of these for this engine; vLLM has the rest."""
 

@@ -34,8 +34,8 @@ from tools.bench.gpu.not_here import NotHereError
 from tools.bench.gpu.quantized import GROUP, Tinygemm
 from tools.bench.gpu.report import IN_FORCE
 
-SECONDS = 120
-"""Maximum duration of a sweep; cases that are left then are left out."""
+SECONDS = 105
+"""Maximum duration of a sweep after its imports; cases that are left then are left out."""
 _COMPILE_SECONDS = 45
 _RESERVE = 5
 """Seconds within which the last case ends."""
@@ -190,10 +190,15 @@ def _compile_all(size: str) -> None:
     print(f"compiled in {_COMPILE_SECONDS - until + time.monotonic():.0f} s", flush=True)
 
 
-def compile_share(capability: int, size: str, at: int, workers: int) -> None:
-    """Compile every case of which the number modulo `workers` is `at`; for a process of its own."""
+def compile_share(capability: int, size: str, at: int, workers: int) -> int:
+    """Compile every case of which the number modulo `workers` is `at`, in a process of its own.
+
+    Returns:
+        Number of those that failed.
+    """
     from inflight_engine.execution.shipped_kernels import SHARED_MEMORY, only_compile
 
+    failed = 0
     only_compile(capability if capability in SHARED_MEMORY else max(SHARED_MEMORY))
     for number, case in enumerate(cases(torch.device("meta"), torch.bfloat16, SIZES[size])):
         if number % workers == at:
@@ -201,6 +206,8 @@ def compile_share(capability: int, size: str, at: int, workers: int) -> None:
                 case.launch(0)
             except Exception as error:  # it fails again where it is timed, and is a line there
                 print(f"{case.what}, {case.variant}: {type(error).__name__}", flush=True)
+                failed += 1
+    return failed
 
 
 def _four_bits(
@@ -218,7 +225,7 @@ def _four_bits(
         plain = [meant.clone() for _ in range(_copies(2 * outputs * inputs))]
         what, size, unpacked = "4 bits", f"{outputs}x{inputs}", outputs * inputs / 2
         for wide, num_warps in ((32, 4), (16, 4), (64, 4), (64, 8), (128, 8)) if 1 in counts else ():
-            name = f"{wide} outputs, {num_warps} warps"
+            name = ("" if wide != 32 else f"{IN_FORCE}: ") + f"{wide} outputs, {num_warps} warps"
             launch = partial(_dequantized, matrices, dtype, wide, num_warps)
             yield Case("dequantize 4 bits", size, name, copies, launch, lambda m=meant: m, 5 * unpacked)  # type: ignore[misc]
         for count in counts:
