@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks and measurements on a GPU: tools/bench/gpu.sh first|correctness|qwen|llama|all [--device cpu --size small]
-# [--out FOLDER]; --help says what each stage does.
+# Checks and measurements on a GPU: tools/bench/gpu.sh first|correctness|qwen|llama|tiles|all [--device cpu
+# --size small] [--out FOLDER]; --help says what each stage does.
 #
 # Needs python3 (or $PYTHON) with torch 2.11 or newer, triton 3.6 or newer, numpy, safetensors, tokenizers and
 # llguidance; transformers for the reference, vLLM as a peer where it is there. Without msgspec a stand-in serves all

@@ -28,7 +28,7 @@ from triton.runtime.cache import FileCacheManager
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from inflight_engine.execution import int4_matmul
+from inflight_engine.execution import few_rows, int4_matmul
 from inflight_engine.execution.attention import triton_paged
 from inflight_engine.execution.attention.base import AttentionBatch, AttentionSpec, ChunkSpan
 from inflight_engine.execution.sampling.device_sampler import DeviceSampler
@@ -137,6 +137,16 @@ def launch_all(sizes: Sizes, tensor_parallel: int, *, has_fp8: bool) -> None:
         )
         for rows in (16, 32, 64, int4_matmul.MOST_ROWS + 1):
             ops.int4_linear(_tensor(rows, inputs), matrix, None)
+    for outputs, inputs, has_bias in (
+        (qkv.shape[1], sizes.hidden, False),
+        (qkv.shape[1], sizes.hidden, True),
+        (sizes.hidden, shape.num_heads * shape.head_dim, False),
+        (2 * inner, sizes.hidden, False),
+        (sizes.hidden, inner, False),
+    ):
+        for rows in range(1, few_rows.MOST_ROWS + 1):
+            weight, bias = _tensor(outputs, inputs), _tensor(outputs) if has_bias else None
+            ops.linear(_tensor(rows, inputs), weight, bias)
     sampler = DeviceSampler(1, sizes.vocab, _META)
     slots = _tensor(2, dtype=torch.int64)
     token_ids = sampler.choose(_tensor(2, sizes.vocab, dtype=torch.float32), slots, slots)

@@ -1,4 +1,5 @@
-"""The small operators between matrix products as Triton kernels: each reads and writes its tensors once.
+"""The small operators between matrix products as Triton kernels: each reads and writes its tensors once. Products are
+in `few_rows` and `int4_matmul`.
 
 A program has one token (or one token's share of the heads), and a row's result follows from the row alone: the sums run
 over the row in one order, however many rows there are.
@@ -7,10 +8,11 @@ over the row in one order, however many rows there are.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from inflight_engine.execution import int4_matmul
+from inflight_engine.execution import few_rows, int4_matmul
 from inflight_engine.models.matrices import Int4Matrix
 from inflight_engine.models.ops import FP8_LEAST_SCALE, FP8_MAX
 
@@ -217,6 +219,11 @@ class TritonOps:
                 enable_fp_fusion=True,
             )
         return rows, scales
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if self._batch_invariant or not few_rows.suits(x, weight):
+            return F.linear(x, weight, bias)
+        return few_rows.linear(x, weight, bias)
 
     def int4_linear(self, x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None) -> torch.Tensor:
         return int4_matmul.int4_linear(x, matrix, bias, batch_invariant=self._batch_invariant)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
 from inflight_engine.models.matrices import (
     Fp8Matrix,
@@ -41,9 +40,10 @@ class PlainLinear:
 
     weight: torch.Tensor
     bias: torch.Tensor | None
+    ops: Ops
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return self.ops.linear(x, self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,7 +122,7 @@ class LinearMaker:
                 return linear
             self._dequantized[linear] += 1
         plain = [self._plain(each) for each in matrices]
-        return PlainLinear(plain[0].contiguous() if len(plain) == 1 else torch.cat(plain), bias)
+        return PlainLinear(plain[0].contiguous() if len(plain) == 1 else torch.cat(plain), bias, self._ops)
 
     def log_counts(self) -> None:
         if self._num_kept:

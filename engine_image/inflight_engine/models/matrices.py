@@ -99,12 +99,16 @@ class Int4Matrix:
     def group_size(self) -> int:
         return self.inputs // len(self.scales)
 
-    def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
-        """[out, in]."""
+    def grouped(self) -> GroupedMatrix:
+        """The same weights, an integer a byte."""
         blocks = self.packed.view(self.outputs, -1, 1, self.half)
         integers = torch.cat([blocks & 15, blocks >> 4], dim=2).view(self.outputs, self.inputs)
         group_of = torch.arange(self.inputs, device=integers.device) // self.group_size
-        return GroupedMatrix(integers, self.scales.t(), self.zeros.t(), group_of, 4).dequantized(dtype)
+        return GroupedMatrix(integers, self.scales.t(), self.zeros.t(), group_of, 4)
+
+    def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
+        """[out, in]."""
+        return self.grouped().dequantized(dtype)
 
 
 def joined_fp8(matrices: Sequence[Fp8Matrix]) -> Fp8Matrix:

@@ -1,5 +1,5 @@
 """The operators of a decoder that are worth a kernel of their own: the small ones between matrix products, which memory
-bandwidth bounds, and what products with quantized weights need.
+bandwidth bounds, and what products with small or quantized weights need.
 
 `Ops` is the interface; `TorchOps` computes it with plain torch on any device, and is the reference for the others.
 """
@@ -59,8 +59,12 @@ class Ops(Protocol):
     def quantize_rows(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x [T, n] as float8_e4m3fn [T, n] times float32 [T, 1]: each row's largest magnitude becomes 448."""
 
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """[T, out] of x [T, in] and weight [out, in], contiguous."""
+
     def int4_linear(self, x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None) -> torch.Tensor:
-        """[T, out] of x [T, in]; weights are rounded to x's dtype, as if they had been dequantized to it."""
+        """[T, out] of x [T, in]; weights are rounded to x's dtype, as if they had been dequantized to it, or not at
+        all."""
 
 
 class TorchOps:
@@ -103,6 +107,9 @@ class TorchOps:
         wide = x.float()
         scales = (wide.abs().amax(1, keepdim=True) / FP8_MAX).clamp(min=FP8_LEAST_SCALE)
         return (wide / scales).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), scales
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return F.linear(x, weight, bias)
 
     def int4_linear(self, x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None) -> torch.Tensor:
         return F.linear(x, matrix.dequantized(x.dtype), bias)

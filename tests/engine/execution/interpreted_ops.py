@@ -4,9 +4,9 @@ in a process of its own, because whether Triton interprets is settled when it is
 import pytest
 import torch
 
-from inflight_engine.execution import int4_matmul, invariant_matmul
+from inflight_engine.execution import few_rows, int4_matmul, invariant_matmul
 from inflight_engine.execution.triton_ops import TritonOps
-from inflight_engine.models.matrices import GroupedMatrix, pack_int4
+from inflight_engine.models.matrices import GroupedMatrix, Int4Matrix, pack_int4
 from inflight_engine.models.ops import TorchOps
 
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -110,6 +110,48 @@ def test_products_with_weights_of_4_bits_equal_those_with_dequantized_weights(ro
     assert torch.equal(int4_matmul.dequantized(matrix, dtype), matrix.dequantized(dtype))
 
 
+@pytest.mark.parametrize("splits", [2, 3, 8])
+def test_programs_that_share_inputs_of_4_bits_add_up_to_the_product(splits):
+    """Five steps are two or three each, or fewer in the last; eight programs are more than there are steps."""
+    dtype, (outputs, inputs) = torch.float16, (70, 320)
+    matrix, bias, x = int4_matrix(outputs, inputs, 32), random(outputs, dtype=dtype), random(20, inputs, dtype=dtype)
+    tolerance = 20 * TOLERANCES[dtype]
+    for each in (None, bias):
+        found = int4_matmul.tiled(x, matrix, each, int4_matmul.TILES[0], splits)
+        torch.testing.assert_close(found, plain.int4_linear(x, matrix, each), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize(("outputs", "inputs", "splits"), [(14336, 4096, 2), (4096, 14336, 6), (300, 512, 1)])
+def test_inputs_of_4_bits_are_split_where_tiles_are_few(outputs, inputs, splits):
+    packed, groups = torch.empty(outputs, inputs // 2, dtype=torch.uint8), torch.empty(inputs // 128, outputs)
+    matrix = Int4Matrix(packed, groups, groups, 128)
+    assert int4_matmul.splits_of(matrix, -(-outputs // 64)) == splits
+
+
+@pytest.mark.parametrize("dtype", PRODUCT_DTYPES)
+@pytest.mark.parametrize("rows", range(1, few_rows.MOST_ROWS + 2))
+@pytest.mark.parametrize(("outputs", "inputs"), [(70, 48), (9, 1024), (5, 3000), (3, 14336)])
+def test_products_of_few_rows_equal_torchs(dtype, rows, outputs, inputs):
+    x, weight = random(rows, inputs + 8, dtype=dtype)[:, :inputs], random(outputs, inputs, dtype=dtype, seed=2)
+    tolerance = 50 * TOLERANCES[dtype]
+    for bias in (None, random(outputs, dtype=dtype, seed=3)):
+        expected = plain.linear(x.double(), weight.double(), None if bias is None else bias.double()).to(dtype)
+        torch.testing.assert_close(fused.linear(x, weight, bias), expected, atol=tolerance, rtol=tolerance)
+        found = few_rows.linear(x, weight, bias, few_rows.Threads(1, 32))
+        torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+
+
+def test_the_kernel_for_few_rows_is_left_out_where_it_cannot_win_or_rows_must_not_differ(monkeypatch):
+    weight, few = random(8, 64), random(few_rows.MOST_ROWS, 64)
+    expected, many = few_rows.linear(few, weight, None), random(few_rows.MOST_ROWS + 1, 64)
+    monkeypatch.setattr(few_rows, "linear", lambda *arguments: "few rows")
+    assert fused.linear(few, weight, None) == "few rows"
+    for ops, x in ((fused, many), (fused, many[:0]), (TritonOps(batch_invariant=True), few)):
+        assert torch.equal(ops.linear(x, weight, None), plain.linear(x, weight, None))
+    monkeypatch.setattr(few_rows, "MOST_BYTES", weight.nbytes - 1)
+    assert_close(fused.linear(few, weight, None), expected, torch.float32)
+
+
 def test_no_tokens_are_no_fault():
     rows, scales = fused.quantize_rows(random(0, 48))
     assert (rows.shape, scales.shape) == ((0, 48), (0, 1))
@@ -156,6 +198,12 @@ def test_a_row_alone_is_the_row_in_a_batch_bit_for_bit():
     for row in (0, 63, 64, 66):
         alone = computed(slice(row, row + 1))
         assert all(torch.equal(one[0], all_[row]) for one, all_ in zip(alone, together, strict=True))
+
+
+def test_a_row_among_few_is_the_row_alone_bit_for_bit():
+    x, weight = random(few_rows.MOST_ROWS, 200, dtype=torch.float16), random(96, 200, dtype=torch.float16, seed=2)
+    together = few_rows.linear(x, weight, None)
+    assert all(torch.equal(few_rows.linear(x[row : row + 1], weight, None)[0], together[row]) for row in range(len(x)))
 
 
 def test_what_no_linear_layer_asks_for_is_refused():

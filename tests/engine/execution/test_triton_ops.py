@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from inflight_engine.execution import int4_matmul, invariant_matmul, triton_ops
+from inflight_engine.execution import few_rows, int4_matmul, invariant_matmul, triton_ops
 from inflight_engine.execution.sampling import gumbel_triton, triton_filters, triton_logits, triton_mask
 from inflight_engine.models.ops import FP8_LEAST_SCALE, FP8_MAX
 from tests.engine.execution.tiny_model import make_model
@@ -93,7 +93,7 @@ def test_rounding_rows_to_float8_compiles(architecture, dtype):
     assert "cvt.rn.satfinite.e4m3x2" in compiled.asm["ptx"]
 
 
-INT4 = {"packed": "*u8", "scales": "*fp16", "zeros": "*u8", "N": "i32", "K": "i32"}
+INT4 = {"packed": "*u8", "scales": "*fp16", "zeros": "*u8", "N": "i32"}
 
 
 @pytest.mark.parametrize(
@@ -101,28 +101,48 @@ INT4 = {"packed": "*u8", "scales": "*fp16", "zeros": "*u8", "N": "i32", "K": "i3
     [
         (80, (64, 64), 32, 163 << 10),
         (86, (64, 64), 128, 99 << 10),
-        (90, (16, 32), 32, 227 << 10),
-        (90, (64, 64), 32, 227 << 10),
+        (90, (16, 64), 128, 227 << 10),
+        (90, (64, 64), 128, 227 << 10),
     ],
 )
 def test_products_with_weights_of_4_bits_compile_to_tensor_cores(architecture, tile, half, shared_memory):
     compiled = compile_kernel(
         int4_matmul.int4_matmul_kernel,
         architecture,
-        INT4 | dict.fromkeys(("a", "bias", "c"), "*bf16") | {"M": "i32", "a_stride": "i32"},
+        INT4 | dict.fromkeys(("a", "bias", "c"), "*bf16") | dict.fromkeys(("M", "width", "a_stride", "span"), "i32"),
         {"HALF": half, "GROUP_SIZE": 2 * half, "TILE_M": tile[0], "TILE_N": tile[1], "HAS_BIAS": True},
         num_warps=4,
         num_stages=3,
     )
     assert compiled.metadata.shared <= shared_memory
-    assert ("wgmma" if (architecture, tile[0]) == (90, 64) else "mma.sync") in compiled.asm["ptx"]
+    assert ("wgmma" if architecture == 90 else "mma.sync") in compiled.asm["ptx"]
+    assert "cvt.rn.f32" not in compiled.asm["ptx"], "integers become numbers by their bits"
     compile_kernel(
         int4_matmul.int4_dequantize_kernel,
         architecture,
-        INT4 | {"weights": "*fp16"},
+        INT4 | {"weights": "*fp16", "K": "i32"},
         {"HALF": 128, "GROUP_SIZE": 128, "TILE_N": 32},
         num_warps=4,
     )
+    compile_kernel(
+        int4_matmul.add_splits_kernel,
+        architecture,
+        {"partials": "*fp32", "bias": "*bf16", "c": "*bf16"} | dict.fromkeys(("M", "N", "splits"), "i32"),
+        {"MOST_SPLITS": 8, "COLUMNS": 256, "HAS_BIAS": True},
+    )
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("inputs", "padded"), [(1024, 1024), (14336, 16384)])
+def test_products_of_few_rows_compile_and_spill_nothing(architecture, inputs, padded):
+    compiled = compile_kernel(
+        few_rows.few_rows_kernel,
+        architecture,
+        dict.fromkeys(("a", "weights", "bias", "c"), "*bf16") | dict.fromkeys(("M", "N", "a_stride"), "i32"),
+        {"K": inputs, "PADDED_K": padded, "ROWS": 4, "TILE_N": max(1, 8192 // padded), "HAS_BIAS": True},
+        num_warps=4,
+    )
+    assert ".local" not in compiled.asm["ptx"]
 
 
 BIASES = {"integers": "*i64", "bias_tokens": "*i32", "bias_values": "*fp32", "unbiased": "*fp32"}

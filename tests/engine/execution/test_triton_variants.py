@@ -3,7 +3,7 @@ one. So what changes from step to step is among the numbers that a kernel is not
 
 import pytest
 
-from inflight_engine.execution import int4_matmul, invariant_matmul, triton_ops
+from inflight_engine.execution import few_rows, int4_matmul, invariant_matmul, triton_ops
 from inflight_engine.execution.attention import triton_cache, triton_decode, triton_prefill
 from inflight_engine.execution.sampling import gumbel_triton, triton_filters, triton_logits
 
@@ -16,8 +16,10 @@ FIXED = {
     triton_ops.rotary_kernel: {"qkv_stride", "eps"},
     triton_ops.silu_mul_kernel: {"gate_up_stride"},
     triton_ops.quantize_rows_kernel: {"x_stride"},
-    int4_matmul.int4_matmul_kernel: {"N", "K", "a_stride"},
+    int4_matmul.int4_matmul_kernel: {"N", "width", "a_stride", "span"},
+    int4_matmul.add_splits_kernel: {"N"},
     int4_matmul.int4_dequantize_kernel: {"N", "K"},
+    few_rows.few_rows_kernel: {"N", "a_stride"},
     invariant_matmul.matmul_kernel: {"N", "K", "a_stride_m", "a_stride_k", "b_stride_k", "b_stride_n"},
     triton_logits.bias_kernel: {"stride"},
     triton_logits.peak_kernel: {"stride", "vocab_size"},

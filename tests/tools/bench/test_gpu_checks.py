@@ -221,7 +221,38 @@ print(json.dumps([whole, run("kernels.check", "tiny", "cpu", "small", place)]))
     whole, broken = run_apart(code, msgspec=False, TRITON_INTERPRET="1")
     assert whole["ok"]
     assert {"rotary", "prefill", "decode", "sampler, all three"} < set(whole["kernels"])
-    assert (broken["ok"], broken["detail"]) == (False, "4 kernels, wrong: silu_mul")
+    assert (broken["ok"], broken["detail"]) == (False, "5 kernels, wrong: silu_mul")
+
+
+def test_numbers_of_kernels_are_compared_and_each_time_is_a_line(tmp_path):
+    lines = tmp_path / "tiles.jsonl"
+    code = f"print(json.dumps(run('tiles.sweep', {str(lines)!r}, 'cpu', 'small', place)))"
+    assert "kernels run on a GPU" in run_apart(code)["missing"]
+    found = run_apart(code, TRITON_INTERPRET="1")
+    assert (found["failed_cases"], found["left_out"]) == (0, "none")
+    cases = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert len(cases) == found["cases"]
+    assert {case["what"] for case in cases} == {"4 bits", "dequantize 4 bits", "few rows", "prefill", "decode"}
+    assert max(case["error"] for case in cases) < 0.005
+    assert len({(case["what"], case["size"], case["variant"]) for case in cases}) == len(cases)
+
+
+def test_cases_are_compiled_before_without_a_gpu(tmp_path):
+    cache = tmp_path / "cache"
+    code = "from tools.bench.gpu import tiles; print(json.dumps(tiles.compile_share(90, 'small', 0, 9)))"
+    assert run_apart(code, TRITON_CACHE_DIR=str(cache)) == 0
+    names = {file.stem for file in cache.rglob("*.cubin")}
+    assert names >= {"int4_matmul_kernel", "few_rows_kernel", "prefill_kernel", "decode_kernel"}
+
+
+def test_the_fastest_numbers_are_beside_those_in_force(tmp_path):
+    lines = tmp_path / "tiles.jsonl"
+    times = {"in force: 64 keys": {"us": 20.0}, "32 keys": {"us": 10.0}, "128 keys": {"failed": "shared memory"}}
+    cases = [{"what": "decode", "size": "1 of 200 tokens", "variant": name} | time for name, time in times.items()]
+    lines.write_text("".join(json.dumps(case) + "\n" for case in cases))
+    assert report.tile_rows(lines)[1:] == [["decode", "1 of 200 tokens", "20.0 us", "10.0 us: 32 keys"]]
+    assert gpu.main(["tiles", "--device", "cpu", "--size", "small", "--out", str(tmp_path)]) == 0
+    assert "kernels run on a GPU" in (tmp_path / "tiles.md").read_text()
 
 
 def test_streams_go_on_when_the_engine_process_is_killed(tmp_path):
@@ -285,7 +316,7 @@ def test_the_script_lists_its_stages():
     script = Path(gpu.__file__).parents[1] / "gpu.sh"
     environment = os.environ | {"PYTHON": sys.executable}
     done = subprocess.run([script, "--help"], capture_output=True, text=True, env=environment, check=True)
-    for stages in ("first", "correctness", "qwen, llama"):
+    for stages in ("first", "correctness", "qwen, llama", "tiles"):
         assert f"\n{stages} " in done.stdout
 
 

@@ -5,6 +5,8 @@ first        in eight minutes, item by item, simplest first, each in a process o
              prefill without memory; first.jsonl has each result as soon as it is known
 correctness  small random models against transformers, by every way to compute them
 qwen, llama  speed with the shapes of Qwen3-0.6B and Llama-3-8B and random weights, beside vLLM
+tiles        in two minutes, numbers that the kernels' code fixes (tiles, warps, stages, splits), each beside others;
+             tiles.jsonl has each time as soon as it is known; not part of `all`
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ ENGINES = {"inflight": "speed.measure", "inflight over HTTP": "server.served", "
 _STAGES = ("first", "correctness", "qwen", "llama")
 STAGE_SECONDS = 580
 """For all engines of a stage: it is within ten minutes."""
+TILE_SECONDS = 120
+"""Time after which a sweep's process is ended, if it has not ended by itself."""
 OUR_SECONDS = 240
 """Largest share of these for this engine; vLLM has the rest."""
 
@@ -66,12 +70,22 @@ def speed(shape: str, device: str, size: str, folder: Path) -> tuple[list[list[s
     return report.speed_rows(shape, results), results, "continuous" in results["inflight"]
 
 
+def tiles(device: str, size: str, folder: Path, lines: Path) -> tuple[list[list[str]], Any, bool]:
+    """Time the kernels' alternatives, each a line in `lines`; returns as `correctness`, false where they were not all
+    timed."""
+    lines.unlink(missing_ok=True)
+    result = isolated(("tiles.sweep", str(lines.absolute()), device, size), folder / "tiles", TILE_SECONDS)
+    return [*report.tile_rows(lines), [*report.item_row("all", result), ""]], result, "failed" not in result
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit 0 when every check holds and this engine was measured, else 1."""
     parser = argparse.ArgumentParser(
         prog="tools/bench/gpu.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("stage", choices=[*_STAGES, "tiny", "all"], help="tiny: a test's; all: but tiny")
+    parser.add_argument(
+        "stage", choices=[*_STAGES, "tiles", "tiny", "all"], help="tiny: a test's; all: but tiny and tiles"
+    )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="default: %(default)s")
     parser.add_argument("--size", choices=list(SIZES), default="full", help="small: to see that it runs")
     parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="folder for results (%(default)s)")
@@ -90,6 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 )
             elif stage == "correctness":
                 rows, data, held = correctness(flags.device, flags.size, folder)
+            elif stage == "tiles":
+                rows, data, held = tiles(flags.device, flags.size, folder, flags.out / "tiles.jsonl")
             else:
                 rows, data, held = speed(stage, flags.device, flags.size, folder)
         good &= held

@@ -102,6 +102,7 @@ def _operators(case: Case, device: str, dtype: torch.dtype) -> dict[str, tuple[A
         "rms_norm": (x, weight, eps),
         "add_rms_norm": (x, random(case.tokens, case.hidden), weight, eps),
         "rotary": (qkv, positions, table, heads, kv_heads, norms, eps),
+        "linear": (x[:4], random(case.hidden, case.hidden), weight),
         "silu_mul": (random(case.tokens, 4 * case.hidden),),
     }
 

@@ -130,9 +130,9 @@ class Products:
 
     def speeds(self) -> str:
         """Times that of bfloat16 weights, by the number of tokens; with 4 bits also of torch's own kernel."""
-        plain = [PlainLinear(self._weight.bfloat16().clone(), None) for _ in range(_COPIES)]
+        plain = [PlainLinear(self._weight.bfloat16().clone(), None, TorchOps()) for _ in range(_COPIES)]
         kept = [_copy(self._maker.make([self._matrix], None)) for _ in range(_COPIES)]
-        torchs = [_Tinygemm(self._matrix) for _ in range(_COPIES) if isinstance(self._matrix, GroupedMatrix)]
+        torchs = [Tinygemm(self._matrix) for _ in range(_COPIES) if isinstance(self._matrix, GroupedMatrix)]
         found = []
         for count in _ROWS:
             x = self._x[:count]
@@ -155,7 +155,7 @@ def product_speeds(device: str, bits: int) -> tuple[bool, str]:
     return True, Products(device, bits).speeds()
 
 
-class _Tinygemm:
+class Tinygemm:
     """`torch.ops.aten._weight_int4pack_mm`, to see whether the engine should use it instead of its own kernel."""
 
     def __init__(self, matrix: GroupedMatrix) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tools.bench.engine.report import number
 from tools.bench.gpu.correctness import Check
 from tools.bench.gpu.shapes import TITLES
 
+IN_FORCE = "in force"
+"""Beginning of the name of a case of stage `tiles` with the numbers that the code has."""
 _MARKS = {True: "ok", False: "WRONG", None: "not here"}
 
 
@@ -24,6 +28,25 @@ def item_row(name: str, result: Mapping[str, Any]) -> list[str]:
     figures = {key: value for key, value in result.items() if isinstance(value, int | float | str) and key != "ok"}
     told = (f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in figures.items())
     return [name, _MARKS[result.get("ok", True)], result.get("detail") or ", ".join(told)]
+
+
+def tile_rows(lines: Path) -> list[list[str]]:
+    """Rows of stage `tiles`: for each kernel and size the fastest case beside the one in force.
+
+    Args:
+        lines: file in which each case is a line of JSON.
+    """
+    groups: dict[tuple[str, str], dict[str, float]] = {}
+    for line in lines.read_text().splitlines() if lines.exists() else ():
+        found = json.loads(line)
+        if "us" in found:
+            groups.setdefault((found["what"], found["size"]), {})[found["variant"]] = found["us"]
+    table = [["kernel", "size", IN_FORCE, "fastest"]]
+    for (what, size), times in groups.items():
+        best = min(times, key=times.__getitem__)
+        in_force = next((f"{us:.1f} us" for variant, us in times.items() if variant.startswith(IN_FORCE)), "")
+        table.append([what, size, in_force, f"{times[best]:.1f} us: {best}"])
+    return table
 
 
 def speed_rows(shape: str, results: Mapping[str, dict[str, Any]]) -> list[list[str]]:
