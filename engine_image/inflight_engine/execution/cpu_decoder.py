@@ -256,9 +256,9 @@ class NativeDecoder:
         check(error, f"running {num_tokens} tokens through the decoder")
         return self._hidden[:num_rows]
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the logits of hidden states [N, hidden_size], float32 [N, vocab_size]; the next call overwrites
-        them."""
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the logits of hidden states [N, hidden_size], float32 [N, vocab_size]; without `out`, the next call
+        overwrites them."""
         num_rows = len(hidden)
         if len(self._logits) < num_rows:
             self._logits = torch.empty((num_rows, self._config.vocab_size))
@@ -267,7 +267,8 @@ class NativeDecoder:
             self._kernels.inflight_decoder_logits(self._run, rows.data_ptr(), num_rows, self._logits.data_ptr()),
             f"computing the logits of {num_rows} tokens",
         )
-        return self._logits[:num_rows]
+        logits = self._logits[:num_rows]
+        return logits if out is None else out.copy_(logits)
 
 
 class _Packer:

@@ -5,8 +5,8 @@ whole rows of the weights in registers, each loaded by one instruction after the
 multiplies them by each row of activations. cuBLAS goes through its inputs in steps, and adds up in a second kernel
 where it has split them.
 
-A row's result does not depend on how many there are. The bounds and the split among threads are estimates, not measured
-yet; `tools/bench/gpu.sh tiles` times them beside others and cuBLAS.
+A row's result does not depend on how many there are. `tools/bench/gpu.sh tiles` times the split among threads beside
+others and cuBLAS.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import torch
 import triton
 import triton.language as tl
 
-MOST_ROWS = 4
-MOST_BYTES = 32 << 20
-"""Maximum size of the weights; cuBLAS reads larger ones as fast as memory is."""
+MOST_BYTES = {1: 256 << 20, 2: 50 << 20, 3: 7 << 20, 4: 7 << 20}
+"""Maximum size of the weights for a number of rows: up to there this was measured to be faster than cuBLAS, on H200."""
+MOST_ROWS = max(MOST_BYTES)
+_MOST_INPUTS = 16384
+"""More do not fit a program's registers."""
 
 
 class Threads(NamedTuple):
@@ -29,7 +31,7 @@ class Threads(NamedTuple):
     elements: int
 
 
-THREADS = Threads(4, 64)
+THREADS = Threads(4, 32)
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -65,7 +67,7 @@ def few_rows_kernel(
 
 def suits(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Return whether `linear` computes a product faster than cuBLAS."""
-    return 0 < len(x) <= MOST_ROWS and weight.nbytes <= MOST_BYTES
+    return weight.nbytes <= MOST_BYTES.get(len(x), 0) and x.shape[1] <= _MOST_INPUTS
 
 
 def linear(

@@ -121,7 +121,7 @@ class StepGraphs:
         logits, chosen = self._logits[: len(slots)], self._chosen[: len(slots)]
 
         def compute() -> None:
-            logits.copy_(self._model.logits(self._forward.run(inputs)))
+            self._model.logits(self._forward.run(inputs), logits)
 
         def choose() -> None:
             chosen.copy_(choose_and_feed(self._sampler, self._feed, logits, slots, positions))

@@ -11,8 +11,8 @@ products instead of each weight. Weights are the product's left side: on Hopper 
 registers. Where tiles are few, several programs share a tile's inputs, and a second kernel adds up what they found.
 
 The widening is repeated for every tile of rows. With many of them the weights are dequantized once instead, for one
-product of cuBLAS, and take memory for as long as it runs. Tiles, splits and the number of rows are estimates, not
-measured yet; `tools/bench/gpu.sh tiles` times them beside others, and beside bfloat16 and tinygemm.
+product of cuBLAS, and take memory for as long as it runs. Tiles, splits and the number of rows are those that were
+fastest on an H200; `tools/bench/gpu.sh tiles` times them beside others, and beside bfloat16 and tinygemm.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ MOST_ROWS = 128
 TILES = (Tile(16, 64, 4, 4), Tile(32, 64, 4, 3), Tile(64, 64, 4, 3))
 """The first whose rows are enough or else the last computes a product. The last fits the 163 KiB of shared memory of an
 A100."""
-_LEAST_PROGRAMS = 384
-"""Number of programs below which inputs are split: about three on each multiprocessor of an H100."""
+_LEAST_PROGRAMS = 220
+"""Number of programs below which inputs are split: nearly two on each multiprocessor of an H100."""
 _MOST_SPLITS = 8
 _LEAST_STEPS = 4
 """Minimum number of steps of a program's loop where inputs are split."""

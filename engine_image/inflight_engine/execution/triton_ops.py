@@ -14,7 +14,7 @@ import triton.language as tl
 
 from inflight_engine.execution import few_rows, int4_matmul
 from inflight_engine.models.matrices import Int4Matrix
-from inflight_engine.models.ops import FP8_LEAST_SCALE, FP8_MAX
+from inflight_engine.models.ops import FP8_LEAST_SCALE, FP8_MAX, TorchOps
 
 _MAX_WARPS = 8
 """Maximum number of warps of a program: a row of 4096 is then 16 elements a thread."""
@@ -224,6 +224,12 @@ class TritonOps:
         if self._batch_invariant or not few_rows.suits(x, weight):
             return F.linear(x, weight, bias)
         return few_rows.linear(x, weight, bias)
+
+    def wide_linear(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        if self._batch_invariant or x.dtype == torch.float32 or not x.is_cuda:
+            return TorchOps().wide_linear(x, weight, out)
+        # A tensor core's sums are float32: nothing is rounded, and converted back by kernels of their own.
+        return torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
 
     def int4_linear(self, x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None) -> torch.Tensor:
         return int4_matmul.int4_linear(x, matrix, bias, batch_invariant=self._batch_invariant)

@@ -140,9 +140,12 @@ class LlamaModel:
             normed, residual = ops.add_rms_norm(mixed, residual, norm_after, eps)
         return normed
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """float32 [N, vocab_size] of hidden states [N, hidden_size]."""
-        return self._parallel.all_gather(F.linear(hidden, self._lm_head))[:, : self.config.vocab_size].float()
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """See `Model`."""
+        if self._parallel.size == 1:
+            return self._ops.wide_linear(hidden, self._lm_head, out)
+        parts = self._parallel.all_gather(F.linear(hidden, self._lm_head))[:, : self.config.vocab_size]
+        return parts.float() if out is None else out.copy_(parts)
 
     def _head_part(self, reader: _Reader) -> torch.Tensor:
         """This rank's rows of the head, the last rank's filled up with zeros so that all have as many."""

@@ -62,6 +62,9 @@ class Ops(Protocol):
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """[T, out] of x [T, in] and weight [out, in], contiguous."""
 
+    def wide_linear(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        """float32 [T, out] of x [T, in] and weight [out, in]. `out`: gets them."""
+
     def int4_linear(self, x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None) -> torch.Tensor:
         """[T, out] of x [T, in]; weights are rounded to x's dtype, as if they had been dequantized to it, or not at
         all."""
@@ -110,6 +113,10 @@ class TorchOps:
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return F.linear(x, weight, bias)
+
+    def wide_linear(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        product = F.linear(x, weight)
+        return product.float() if out is None else out.copy_(product)
 
     def int4_linear(self, x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None) -> torch.Tensor:
         return F.linear(x, matrix.dequantized(x.dtype), bias)

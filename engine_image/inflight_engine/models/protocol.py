@@ -37,5 +37,5 @@ class Model(Protocol):
             [N, hidden_size], after the final norm.
         """
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """float32 [N, vocab_size] of hidden states [N, hidden_size]."""
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """float32 [N, vocab_size] of hidden states [N, hidden_size]. `out`: gets them."""

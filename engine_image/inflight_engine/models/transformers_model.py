@@ -90,9 +90,9 @@ class TransformersModel:
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden if sampled_rows is None else hidden.index_select(0, sampled_rows)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         logits: torch.Tensor = self._model(inputs_embeds=hidden[None], use_cache=False).logits[0]
-        return logits.float()
+        return logits.float() if out is None else out.copy_(logits)
 
     @torch.inference_mode()
     def _check_tokens_are_apart(self, vocab_size: int, device: torch.device) -> None:

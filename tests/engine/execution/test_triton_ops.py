@@ -165,10 +165,16 @@ SEARCHED = LISTED | {"BLOCK": gumbel_triton._SEARCH_BLOCK, "WAYS": gumbel_triton
         (triton_logits.bias_kernel, BIASED | BIASES, {"RESTORE": True, "BLOCK": gumbel_triton._BIASES}),
         (triton_logits.peak_kernel, PEAKS, SPLIT),
         (triton_filters.weigh_kernel, FILTERED, BINNED),
-        (triton_filters.list_kernel, FILTERED | {"lists": "*i32"}, LISTED),
+        (
+            triton_filters.bound_kernel,
+            {"slots": "*i64", "numbers": "*fp64", "integers": "*i64", "vocab_size": "i32"}
+            | dict.fromkeys(("histograms", "bounds"), "*i64"),
+            {"BINS": gumbel_triton._BINS},
+        ),
+        (triton_filters.list_kernel, ROWS | {"bounds": "*i64", "lists": "*i32"}, LISTED),
         (
             triton_filters.cut_kernel,
-            FILTERED | {"lists": "*i32", "cuts": "*i64"},
+            ROWS | {"bounds": "*i64", "lists": "*i32", "cuts": "*i64"},
             {name: size for name, size in SEARCHED.items() if name != "SPAN"},
         ),
         (gumbel_triton.pick_kernel, ROWS | PICKED | {"positions": "*i64", "cuts": "*i64"}, PADDED),
@@ -191,7 +197,7 @@ SEARCHED = LISTED | {"BLOCK": gumbel_triton._SEARCH_BLOCK, "WAYS": gumbel_triton
             {"BLOCK": triton_mask._BLOCK},
         ),
     ],
-    ids=["bias", "restore", "peak", "weigh", "list", "cut", "pick", "combine", "count", "mask"],
+    ids=["bias", "restore", "peak", "weigh", "bound", "list", "cut", "pick", "combine", "count", "mask"],
 )
 def test_sampling_compiles(kernel, signature, constants):
     warps = gumbel_triton._SEARCH_WARPS if "WAYS" in constants else gumbel_triton._WARPS

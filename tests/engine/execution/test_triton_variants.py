@@ -24,6 +24,7 @@ FIXED = {
     triton_logits.bias_kernel: {"stride"},
     triton_logits.peak_kernel: {"stride", "vocab_size"},
     triton_filters.weigh_kernel: {"stride", "vocab_size"},
+    triton_filters.bound_kernel: {"vocab_size"},
     triton_filters.list_kernel: {"stride", "vocab_size"},
     triton_filters.cut_kernel: {"stride", "vocab_size"},
     gumbel_triton.pick_kernel: {"stride", "vocab_size"},
@@ -37,22 +38,8 @@ TENSORS = {
     *("partial_stats", "x", "residual", "weight", "normed", "qkv", "positions", "table", "query_norm", "key_norm"),
     *("gate_up", "mixed", "a", "b", "bias", "c", "logits", "numbers", "integers", "bias_tokens", "bias_values", "met"),
     "unbiased",
-    *(
-        "peaks",
-        "histograms",
-        "lists",
-        "cuts",
-        "scores",
-        "tokens",
-        "chosen",
-        "token_ids",
-        "kv_scales",
-        "rows",
-        "scales",
-        "packed",
-        "zeros",
-        "weights",
-    ),
+    *("peaks", "histograms", "bounds", "lists", "cuts", "scores", "tokens", "chosen", "token_ids", "kv_scales", "rows"),
+    *("scales", "packed", "zeros", "weights", "partials"),
 }
 
 

@@ -4,14 +4,16 @@ programs share a decode.
 Nothing is tried out at start, which would take seconds to minutes. The tiles follow from what a multiprocessor has:
 - Decodes are bound by memory bandwidth. Rows are as few as a tensor core takes (16). Tiles leave room for two programs
   or more on a multiprocessor: one computes while another waits.
-- Prefill is bound by the tensor cores. On Hopper 128 rows feed the products of two warpgroups, 64 rows each. Keys per
-  tile shrink as heads grow, so that tiles stay within shared memory (227 KiB there, 163 KiB on A100, 99 KiB on the
+- Prefill is bound by the tensor cores. On Hopper 256 rows feed the products of two warpgroups, twice 64 rows each. Keys
+  per tile shrink as heads grow, so that tiles stay within shared memory (227 KiB there, 163 KiB on A100, 99 KiB on the
   others of compute capability 8) and accumulators within 255 registers a thread, of which the compiler spills a few
   bytes at most.
 - Loading a key takes two loads, of its block's number and then of the key. The compiler spreads both over the stages of
   its pipeline, so two tiles of keys in flight take 3 stages for a product from shared memory (Hopper's prefill) and 5
   for one from registers.
 - float32 is computed without tensor cores, as exactly as it is stored: small tiles.
+
+On Hopper they are those that were fastest on an H200 (`tools/bench/gpu.sh tiles`); for other chips they are estimates.
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ def decode_tiles(head_dim: int, group: int, dtype_bytes: int, shared_memory: int
     rows = max(_MIN_ROWS, _power_of_2(group))
     if dtype_bytes == 4:
         return Tiles(rows, 32 if head_dim <= 128 else 16, 4, 1)
-    return Tiles(rows, 64 if head_dim <= 128 else 32, 4, 5 if shared_memory > _A100 else 4)
+    num_warps = 2 if shared_memory > _HOPPER and rows == _MIN_ROWS else 4
+    return Tiles(rows, 64 if head_dim <= 128 else 32, num_warps, 5 if shared_memory > _A100 else 4)
 
 
 def prefill_tiles(head_dim: int, group: int, dtype_bytes: int, shared_memory: int) -> Tiles:
@@ -80,7 +83,7 @@ def prefill_tiles(head_dim: int, group: int, dtype_bytes: int, shared_memory: in
     if dtype_bytes == 4:
         rows, keys, num_warps, num_stages = (32, 32, 4, 1) if head_dim <= 128 else (32, 16, 4, 1)
     elif shared_memory > _HOPPER:
-        rows, keys, num_warps, num_stages = (128, 128, 8, 3) if head_dim <= 128 else (128, 64, 8, 3)
+        rows, keys, num_warps, num_stages = (256, 64, 8, 3) if head_dim <= 128 else (128, 64, 8, 3)
     elif head_dim <= 64:
         rows, keys, num_warps, num_stages = (128, 64, 4, 5)
     elif head_dim <= 128:

@@ -23,7 +23,14 @@ import triton.language as tl
 
 from inflight_engine.execution.sampling import slot_table as columns
 from inflight_engine.execution.sampling.slot_table import SlotTable
-from inflight_engine.execution.sampling.triton_filters import cut_kernel, is_filtered, list_kernel, weigh_kernel
+from inflight_engine.execution.sampling.triton_filters import (
+    BOUNDS,
+    bound_kernel,
+    cut_kernel,
+    is_filtered,
+    list_kernel,
+    weigh_kernel,
+)
 from inflight_engine.execution.sampling.triton_logits import (
     MIN_P,
     NUM_INTEGERS,
@@ -41,7 +48,7 @@ from inflight_engine.execution.sampling.triton_logits import (
 _SPAN = 8192
 """Tokens per split."""
 _BLOCK = 1024
-_WARPS = 8
+_WARPS = 4
 _BIASES = 256
 """Biases per program."""
 _BINS = 1024
@@ -50,8 +57,8 @@ _LISTED = 4096
 """Maximum number of tokens listed of a row; the bins of real logits hold tens."""
 _WAYS = 16
 """Places tried at once in a search."""
-_SEARCH_BLOCK = 512
-_SEARCH_WARPS = 16
+_SEARCH_BLOCK = 256
+_SEARCH_WARPS = 8
 
 _MOST_MET = tl.constexpr(columns.MOST_MET)
 
@@ -171,7 +178,8 @@ def choose(logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, t
     # Not parts of one tensor: a kernel is compiled again for one that begins at no multiple of 16 bytes.
     peaks, scores = (torch.empty((num_rows, splits), dtype=torch.float32, device=device) for _ in range(2))
     tokens = torch.empty((num_rows, splits), dtype=torch.int32, device=device)
-    histograms = torch.zeros((num_rows, 2 * _BINS + 2), dtype=torch.int64, device=device)
+    histograms = torch.zeros((num_rows, 2 * _BINS), dtype=torch.int64, device=device)
+    bounds = torch.empty((num_rows, BOUNDS.value), dtype=torch.int64, device=device)
     lists = torch.empty((num_rows, _LISTED), dtype=torch.int32, device=device)
     cuts = torch.empty((num_rows, 2), dtype=torch.int64, device=device)
     chosen = torch.empty(num_rows, dtype=torch.int64, device=device)
@@ -190,9 +198,12 @@ def choose(logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, t
     bias_kernel[bias_grid](logits, slots, *biases, RESTORE=False, BLOCK=_BIASES, num_warps=1)
     peak_kernel[grid](logits, slots, table.numbers, table.met, peaks, *sizes, SPLITS=splits, **split, **exact)
     weigh_kernel[grid](*row, histograms, *sizes, **binned, **split)
-    list_kernel[grid](*row, histograms, lists, *sizes, **listed, **split)
+    bound_kernel[(num_rows,)](
+        slots, table.numbers, table.integers, histograms, bounds, vocab_size, BINS=_BINS, num_warps=4, **exact
+    )
+    list_kernel[grid](*row, bounds, lists, *sizes, **listed, **split)
     cut_kernel[(num_rows,)](
-        *row, histograms, lists, cuts, *sizes, **listed, BLOCK=_SEARCH_BLOCK, WAYS=_WAYS, num_warps=_SEARCH_WARPS
+        *row, bounds, lists, cuts, *sizes, **listed, BLOCK=_SEARCH_BLOCK, WAYS=_WAYS, num_warps=_SEARCH_WARPS
     )
     pick_kernel[grid](logits, slots, positions, *slot_table, peaks, cuts, scores, tokens, *sizes, **padded, **split)
     bias_kernel[bias_grid](logits, slots, *biases, RESTORE=True, BLOCK=_BIASES, num_warps=1)

@@ -1,10 +1,10 @@
 """The tokens that top_k and top_p keep of a row of logits, found without sorting and without the host.
 
 A key (a logit's place in the order of all floats) names them: tokens above it stay, and the first few of those at it.
-Tokens fall into bins by how far they are below the likeliest one. Their numbers and masses tell in which few bins
-top_k and top_p cut; only the tokens of these are searched for the key, by one program a row. They are listed for it
-where the list holds them: where it does not, as with thousands of equal logits, the program reads the whole row again
-and again. Rows without a filter leave all of this at once.
+Tokens fall into bins by how far they are below the likeliest one. The bins' numbers and masses tell in which few of
+them top_k and top_p cut; only the tokens of these are searched for the key, by one program a row. They are listed for
+it where the list holds them: where it does not, as with thousands of equal logits, the program reads the whole row
+again and again. Rows without a filter leave all of this at once.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ _NEAR = tl.constexpr(16.0)
 """Temperatures below the likeliest token within which tokens have bins; all others share one."""
 _STEEPEST = tl.constexpr(1.0e30)
 """Maximum number of bins in a unit of the logits, so that a tiny temperature makes none infinite."""
+BOUNDS = tl.constexpr(8)
+"""Number of columns of a row's bounds, see `bound_kernel`."""
 _COUNT, _MASS_ABOVE, _ID = (tl.constexpr(i) for i in range(3))
 """Sums that a search goes by: the number of tokens at and above a key; their mass; the number of those with one key up
 to an id."""
@@ -94,13 +96,13 @@ def weigh_kernel(
     """Kernel that adds the number and mass of a split's tokens to the bins of its row.
 
     Args:
-        histograms: int64 [rows, 2 BINS + 2], zeros: numbers, masses, how many tokens are listed.
+        histograms: int64 [rows, 2 BINS], zeros: numbers, then masses.
     """
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + row)
     if is_filtered(numbers, integers, slot, vocab_size):
         peak = load_peak(peaks, row, SPLITS, PADDED_SPLITS)
-        histogram = histograms + row * (2 * BINS + 2)
+        histogram = histograms + row * (2 * BINS)
         num_far, far_mass = tl.zeros((BLOCK,), tl.int64), tl.zeros((BLOCK,), tl.int64)
         for start in range(0, SPAN, BLOCK):
             ids = split * SPAN + start + tl.arange(0, BLOCK)
@@ -119,28 +121,54 @@ def weigh_kernel(
 
 
 @triton.jit
-def cuts_of(
-    histogram: tl.tensor, top_k: tl.tensor, top_p: tl.tensor, BINS: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Return (whether top_k drops tokens, first and last bin in which top_k or top_p cut, tokens in these)."""
-    bins = tl.arange(0, BINS)
-    counts, masses = tl.load(histogram + bins), tl.load(histogram + BINS + bins)
-    last, least = tl.zeros((), tl.int32) + (BINS - 1), tl.sum(masses, axis=0)
-    is_k = tl.sum(counts, axis=0) > top_k
-    if is_k:
-        last = tl.sum((tl.cumsum(counts, axis=0) < top_k).to(tl.int32), axis=0)
-        least = tl.sum(tl.where(bins < last, masses, 0), axis=0)
-    first = last
-    if top_p < 1:
-        # top_k leaves at least this mass, so top_p cuts no higher.
-        goal = tl.ceil(top_p * least.to(tl.float64)).to(tl.int64)
-        first = tl.minimum(tl.sum((tl.cumsum(masses, axis=0) < goal).to(tl.int32), axis=0), last)
-        if not is_k:
-            last = first
-    size = tl.sum(tl.where((bins >= first) & (bins <= last), counts, 0), axis=0)
-    if (not is_k) & (top_p >= 1):
-        size = tl.zeros((), tl.int64)
-    return is_k, first, last, size
+def bound_kernel(
+    slots: tl.tensor,
+    numbers: tl.tensor,
+    integers: tl.tensor,
+    histograms: tl.tensor,
+    bounds: tl.tensor,
+    vocab_size: tl.tensor,
+    BINS: tl.constexpr,
+) -> None:
+    """Kernel that finds the bins of a row in which top_k or top_p cut.
+
+    Args:
+        histograms: of `weigh_kernel`.
+        bounds: int64 [rows, BOUNDS]: how many tokens are listed, first bin, last bin, tokens in these (0: no cut),
+            whether top_k drops tokens, number and mass of the tokens in higher bins, mass of all.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + row)
+    if is_filtered(numbers, integers, slot, vocab_size):
+        top_k = tl.load(integers + slot * NUM_INTEGERS + TOP_K)
+        top_p = tl.load(numbers + slot * NUM_NUMBERS + TOP_P)
+        bins = tl.arange(0, BINS)
+        counts = tl.load(histograms + row * (2 * BINS) + bins)
+        masses = tl.load(histograms + row * (2 * BINS) + BINS + bins)
+        total = tl.sum(masses, axis=0)
+        last, least = tl.zeros((), tl.int32) + (BINS - 1), total
+        is_k = tl.sum(counts, axis=0) > top_k
+        if is_k:
+            last = tl.sum((tl.cumsum(counts, axis=0) < top_k).to(tl.int32), axis=0)
+            least = tl.sum(tl.where(bins < last, masses, 0), axis=0)
+        first = last
+        if top_p < 1:
+            # top_k leaves at least this mass, so top_p cuts no higher.
+            goal = tl.ceil(top_p * least.to(tl.float64)).to(tl.int64)
+            first = tl.minimum(tl.sum((tl.cumsum(masses, axis=0) < goal).to(tl.int32), axis=0), last)
+            if not is_k:
+                last = first
+        is_cut = is_k | (top_p < 1)
+        size = tl.sum(tl.where((bins >= first) & (bins <= last) & is_cut, counts, 0), axis=0)
+        to = bounds + row * BOUNDS
+        tl.store(to, 0)
+        tl.store(to + 1, first)
+        tl.store(to + 2, last)
+        tl.store(to + 3, size)
+        tl.store(to + 4, is_k.to(tl.int64))
+        tl.store(to + 5, tl.sum(tl.where(bins < first, counts, 0), axis=0))
+        tl.store(to + 6, tl.sum(tl.where(bins < first, masses, 0), axis=0))
+        tl.store(to + 7, total)
 
 
 @triton.jit
@@ -151,7 +179,7 @@ def list_kernel(
     integers: tl.tensor,
     met: tl.tensor,
     peaks: tl.tensor,
-    histograms: tl.tensor,
+    bounds: tl.tensor,
     lists: tl.tensor,
     stride: tl.tensor,
     vocab_size: tl.tensor,
@@ -165,26 +193,53 @@ def list_kernel(
     """Kernel that lists the tokens of a split that are in the bins in which its row is cut.
 
     Args:
-        histograms: of `weigh_kernel`.
+        bounds: of `bound_kernel`.
         lists: int32 [rows, LISTED], in any order.
     """
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + row)
     if is_filtered(numbers, integers, slot, vocab_size):
-        histogram = histograms + row * (2 * BINS + 2)
-        top_k = tl.load(integers + slot * NUM_INTEGERS + TOP_K)
-        _is_k, lowest, highest, size = cuts_of(histogram, top_k, tl.load(numbers + slot * NUM_NUMBERS + TOP_P), BINS)
+        bound = bounds + row * BOUNDS
+        lowest, highest, size = tl.load(bound + 1), tl.load(bound + 2), tl.load(bound + 3)
         if (size > 0) & (size <= LISTED):
             peak = load_peak(peaks, row, SPLITS, PADDED_SPLITS)
             for start in range(0, SPAN, BLOCK):
                 ids = split * SPAN + start + tl.arange(0, BLOCK)
                 _, weights, bins = load_weighed(logits + row * stride, slot, numbers, met, vocab_size, peak, ids, BINS)
-                is_cut = (weights > 0) & (bins >= lowest) & (bins <= highest)
-                ranks = tl.cumsum(is_cut.to(tl.int64), axis=0)
-                count = tl.max(ranks, axis=0)
+                is_cut = ((weights > 0) & (bins >= lowest) & (bins <= highest)).to(tl.int32)
+                count = tl.sum(is_cut, axis=0)
                 if count > 0:
-                    listed = tl.atomic_add(histogram + 2 * BINS, count, sem="relaxed")
-                    tl.store(lists + row * LISTED + listed + ranks - 1, ids, mask=is_cut)
+                    listed = tl.atomic_add(bound, count.to(tl.int64), sem="relaxed")
+                    places = listed + tl.cumsum(is_cut, axis=0) - 1
+                    tl.store(lists + row * LISTED + places, ids, mask=is_cut > 0)
+
+
+@triton.jit
+def load_cut(
+    logits: tl.tensor,
+    slot: tl.tensor,
+    numbers: tl.tensor,
+    met: tl.tensor,
+    vocab_size: tl.tensor,
+    peak: tl.tensor,
+    listed: tl.tensor,
+    size: tl.tensor,
+    lowest: tl.tensor,
+    highest: tl.tensor,
+    start: tl.tensor,
+    end: tl.tensor,
+    BINS: tl.constexpr,
+    LISTED: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Return keys, weights, whether they are in the bins in which a row is cut, and ids: of some of the listed tokens,
+    or of all where these are more than the list holds."""
+    places = start + tl.arange(0, BLOCK)
+    ids = places
+    if size <= LISTED:
+        ids = tl.load(listed + places, mask=places < end, other=0)
+    keys, weights, bins = load_weighed(logits, slot, numbers, met, vocab_size, peak, ids, BINS)
+    return keys, weights, (places < end) & (weights > 0) & (bins >= lowest) & (bins <= highest), ids
 
 
 @triton.jit
@@ -212,16 +267,12 @@ def sums_of(
         at: [WAYS]. _COUNT: sums are the number of tokens whose key is at least that; _MASS_ABOVE: the mass of those
             that are also above `key`; _ID: the number of those at `key` whose id is at most `vocab_size` less that.
     """
-    is_listed = size <= LISTED
-    end = tl.where(is_listed, size, vocab_size).to(tl.int32)
+    end = tl.where(size <= LISTED, size, vocab_size).to(tl.int32)
     sums = tl.zeros((BLOCK, at.shape[0]), tl.int64)
     for start in range(0, end, BLOCK):
-        places = start + tl.arange(0, BLOCK)
-        ids = places
-        if is_listed:
-            ids = tl.load(listed + places, mask=places < end, other=0)
-        keys, weights, bins = load_weighed(logits, slot, numbers, met, vocab_size, peak, ids, BINS)
-        is_cut = (places < end) & (weights > 0) & (bins >= lowest) & (bins <= highest)
+        keys, weights, is_cut, ids = load_cut(
+            logits, slot, numbers, met, vocab_size, peak, listed, size, lowest, highest, start, end, BINS, LISTED, BLOCK
+        )
         if KIND == _COUNT:
             values, amounts = keys, is_cut.to(tl.int64)
         elif KIND == _MASS_ABOVE:
@@ -230,6 +281,34 @@ def sums_of(
             values, amounts = (vocab_size - ids).to(tl.int64), (is_cut & (keys == key)).to(tl.int64)
         sums += tl.where(values[:, None] >= at[None, :], amounts[:, None], 0)
     return tl.sum(sums, axis=0)
+
+
+@triton.jit
+def keys_of(
+    logits: tl.tensor,
+    slot: tl.tensor,
+    numbers: tl.tensor,
+    met: tl.tensor,
+    vocab_size: tl.tensor,
+    peak: tl.tensor,
+    listed: tl.tensor,
+    size: tl.tensor,
+    lowest: tl.tensor,
+    highest: tl.tensor,
+    BINS: tl.constexpr,
+    LISTED: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Return the least and the greatest key of the tokens in the bins in which a row is cut."""
+    end = tl.where(size <= LISTED, size, vocab_size).to(tl.int32)
+    least, greatest = tl.full((BLOCK,), 1 << 32, tl.int64), tl.zeros((BLOCK,), tl.int64)
+    for start in range(0, end, BLOCK):
+        keys, _, is_cut, _ = load_cut(
+            logits, slot, numbers, met, vocab_size, peak, listed, size, lowest, highest, start, end, BINS, LISTED, BLOCK
+        )
+        least = tl.where(is_cut, tl.minimum(least, keys), least)
+        greatest = tl.where(is_cut, tl.maximum(greatest, keys), greatest)
+    return tl.min(least, axis=0), tl.max(greatest, axis=0)
 
 
 @triton.jit
@@ -245,6 +324,7 @@ def search(
     lowest: tl.tensor,
     highest: tl.tensor,
     key: tl.tensor,
+    first: tl.tensor,
     end: tl.tensor,
     goal: tl.tensor,
     KIND: tl.constexpr,
@@ -253,10 +333,10 @@ def search(
     BLOCK: tl.constexpr,
     WAYS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Return the greatest place below `end` at which the sum reaches the goal, which it does at 0, and the sum behind
-    that place. Arguments as of `sums_of`."""
+    """Return the greatest place below `end` at which the sum reaches the goal, which it does at `first`, and the sum
+    behind that place. Arguments as of `sums_of`."""
     ways = tl.arange(0, WAYS)
-    first, above = tl.zeros((), tl.int64), tl.zeros((), tl.int64)
+    above = tl.zeros((), tl.int64)
     while end - first > 1:
         step = tl.cdiv(end - first, WAYS)
         at = tl.minimum(first + step * (ways + 1), end)
@@ -279,7 +359,7 @@ def cut_kernel(
     integers: tl.tensor,
     met: tl.tensor,
     peaks: tl.tensor,
-    histograms: tl.tensor,
+    bounds: tl.tensor,
     lists: tl.tensor,
     cuts: tl.tensor,
     stride: tl.tensor,
@@ -294,34 +374,34 @@ def cut_kernel(
     """Kernel that finds the key of a row, and the last token at it that stays.
 
     Args:
-        histograms, lists: of `list_kernel`.
+        bounds, lists: of `list_kernel`.
         cuts: int64 [rows, 2]: key and token; a key of 0: all stay.
     """
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     if is_filtered(numbers, integers, slot, vocab_size):
-        top_k = tl.load(integers + slot * NUM_INTEGERS + TOP_K)
-        top_p = tl.load(numbers + slot * NUM_NUMBERS + TOP_P)
-        temperature = tl.load(numbers + slot * NUM_NUMBERS + TEMPERATURE).to(tl.float32)
-        histogram, listed = histograms + row * (2 * BINS + 2), lists + row * LISTED
-        is_k, lowest, highest, size = cuts_of(histogram, top_k, top_p, BINS)
+        bound, listed = bounds + row * BOUNDS, lists + row * LISTED
+        lowest, highest, size = tl.load(bound + 1), tl.load(bound + 2), tl.load(bound + 3)
         key, last = tl.zeros((), tl.int64), tl.zeros((), tl.int64) + vocab_size
         if size > 0:
             row_logits, peak = logits + row * stride, load_peak(peaks, row, SPLITS, PADDED_SPLITS)
-            bins = tl.arange(0, BINS)
-            counts, masses = tl.load(histogram + bins), tl.load(histogram + BINS + bins)
-            end = key_of(peak) + 1
+            top_k = tl.load(integers + slot * NUM_INTEGERS + TOP_K)
+            top_p = tl.load(numbers + slot * NUM_NUMBERS + TOP_P)
+            temperature = tl.load(numbers + slot * NUM_NUMBERS + TEMPERATURE).to(tl.float32)
+            is_k = tl.load(bound + 4) != 0
+            least, greatest = keys_of(
+                row_logits, slot, numbers, met, vocab_size, peak, listed, size, lowest, highest, BINS, LISTED, BLOCK
+            )
             num_equal = tl.zeros((), tl.int64)
             if is_k:
-                goal = top_k - tl.sum(tl.where(bins < lowest, counts, 0), axis=0)
+                goal = top_k - tl.load(bound + 5)
                 key, above = search(
-                    row_logits, slot, numbers, met, vocab_size, peak, listed, size, lowest, highest, key, end, goal,
-                    _COUNT, BINS, LISTED, BLOCK, WAYS,
+                    row_logits, slot, numbers, met, vocab_size, peak, listed, size, lowest, highest, key,
+                    least, greatest + 1, goal, _COUNT, BINS, LISTED, BLOCK, WAYS,
                 )  # fmt: skip
                 num_equal = goal - above
             if top_p < 1:
-                before = tl.sum(tl.where(bins < lowest, masses, 0), axis=0)
-                total, mass = tl.sum(masses, axis=0), tl.zeros((), tl.int64)
+                before, total, mass = tl.load(bound + 6), tl.load(bound + 7), tl.zeros((), tl.int64)
                 inside = total
                 if is_k:
                     mass = tl.maximum(mass_of(weight_of(logit_of(key), peak, temperature, 0.0)), 1)
@@ -336,8 +416,8 @@ def cut_kernel(
                     goal -= inside
                 else:
                     key, above = search(
-                        row_logits, slot, numbers, met, vocab_size, peak, listed, size, lowest, highest, key, end, goal,
-                        _MASS_ABOVE, BINS, LISTED, BLOCK, WAYS,
+                        row_logits, slot, numbers, met, vocab_size, peak, listed, size, lowest, highest, key,
+                        least, greatest + 1, goal, _MASS_ABOVE, BINS, LISTED, BLOCK, WAYS,
                     )  # fmt: skip
                     goal -= above
                     mass = tl.maximum(mass_of(weight_of(logit_of(key), peak, temperature, 0.0)), 1)
@@ -349,7 +429,7 @@ def cut_kernel(
             if tl.max(sums, axis=0) > num_equal:
                 place, _ = search(
                     row_logits, slot, numbers, met, vocab_size, peak, listed, size, lowest, highest, key,
-                    last + 1, num_equal, _ID, BINS, LISTED, BLOCK, WAYS,
+                    tl.zeros((), tl.int64), last + 1, num_equal, _ID, BINS, LISTED, BLOCK, WAYS,
                 )  # fmt: skip
                 last = vocab_size - place
         tl.store(cuts + row * 2, key)

@@ -105,7 +105,7 @@ class Watched:
 
 def test_no_number_of_rows_moves_a_tensor_so_that_a_kernel_is_compiled_again(monkeypatch):
     watched = Watched()
-    for name in ("bias", "peak", "weigh", "list", "cut", "pick", "combine"):
+    for name in ("bias", "peak", "weigh", "bound", "list", "cut", "pick", "combine"):
         monkeypatch.setattr(gumbel_triton, f"{name}_kernel", watched)
     table = table_of([SamplingParams(9)] * 3, VOCAB)
     for count in (1, 2, 3):
