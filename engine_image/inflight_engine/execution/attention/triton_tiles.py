@@ -10,7 +10,7 @@ Nothing is tried out at start, which would take seconds to minutes. The tiles fo
   bytes at most.
 - Loading a key takes two loads, of its block's number and then of the key. The compiler spreads both over the stages of
   its pipeline, so two tiles of keys in flight take 3 stages for a product from shared memory (Hopper's prefill) and 5
-  for one from registers.
+  for one from registers. On Hopper decodes have 4: one program more fits on a multiprocessor.
 - float32 is computed without tensor cores, as exactly as it is stored: small tiles.
 
 On Hopper they are those that were fastest on an H200 (`tools/bench/gpu.sh tiles`); for other chips they are estimates.
@@ -74,8 +74,10 @@ def decode_tiles(head_dim: int, group: int, dtype_bytes: int, shared_memory: int
     rows = max(_MIN_ROWS, _power_of_2(group))
     if dtype_bytes == 4:
         return Tiles(rows, 32 if head_dim <= 128 else 16, 4, 1)
-    num_warps = 2 if shared_memory > _HOPPER and rows == _MIN_ROWS else 4
-    return Tiles(rows, 64 if head_dim <= 128 else 32, num_warps, 5 if shared_memory > _A100 else 4)
+    keys = 64 if head_dim <= 128 else 32
+    if shared_memory > _HOPPER:
+        return Tiles(rows, keys, 2 if rows == _MIN_ROWS else 4, 4)
+    return Tiles(rows, keys, 4, 5 if shared_memory > _A100 else 4)
 
 
 def prefill_tiles(head_dim: int, group: int, dtype_bytes: int, shared_memory: int) -> Tiles:
