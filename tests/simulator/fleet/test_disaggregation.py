@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from inflight_gateway.discovery.service_config import read_service
 from inflight_gateway.pick.load import PEER_SLOWNESS
 from inflight_settings.limits import Limits
 from inflight_simulator.cli import main
@@ -19,6 +20,7 @@ from inflight_simulator.fleet.config import (
 from inflight_simulator.fleet.fleet import Fleet
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.run import run_fleet, simulate_fleet
+from inflight_simulator.fleet.service import gateway_manifest_of
 from inflight_simulator.fleet.view import Fixed
 from tests.simulator.fleet.test_gateway_routing import conversations
 from tests.simulator.fleet.test_naive import random_requests
@@ -198,6 +200,11 @@ def test_the_same_seed_gives_equal_results():
     requests = random_requests(200, 40, 1, prompt=1000)
     first, again = (simulate_fleet(requests, replace(apart("Auto"), replica=ReplicaModel()), Fixed(2)) for _ in "ab")
     np.testing.assert_array_equal(first.tpot, again.tpot)
+
+
+def test_the_gateway_has_targets_of_less_than_a_millisecond_more():
+    service, _ = read_service(gateway_manifest_of(apart("Auto", targets=RequestTargets(ttft=0.2507, tpot=0.0085))))
+    assert (service.ttft_s, service.tpot_s, service.apart) == (0.2507, 0.0085, "Auto")
 
 
 @pytest.mark.parametrize("given", ["autopilot", "autopilot:4/8192", "fixed:4"])
