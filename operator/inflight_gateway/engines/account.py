@@ -26,6 +26,42 @@ if TYPE_CHECKING:
 FLOW_S = 10.0
 """Time constant of the mean of prompt tokens a second."""
 
+LEAST_FLOW_S = 1.0
+"""Shortest time, in seconds, that a mean is taken of."""
+
+
+@dataclass(slots=True, eq=False)
+class Flow:
+    """Means of the prompts that are sent, since the first one.
+
+    Attributes:
+        requests, tokens: a second, at `time`, as if none had been sent for ever before.
+        begin: when the first one was sent.
+    """
+
+    requests: float = 0.0
+    tokens: float = 0.0
+    time: float = 0.0
+    begin: float = 0.0
+
+    def at(self, now: float) -> tuple[float, float]:
+        """Returns the requests and their tokens a second."""
+        kept = exp(min(0.0, self.time - now) / FLOW_S) / (1.0 - exp(min(-LEAST_FLOW_S, self.begin - now) / FLOW_S))
+        return self.requests * kept, self.tokens * kept
+
+    def add(self, tokens: int, now: float) -> None:
+        if not self.requests:
+            self.begin = now
+        kept = exp(min(0.0, self.time - now) / FLOW_S)
+        self.requests = self.requests * kept + 1.0 / FLOW_S
+        self.tokens = self.tokens * kept + tokens / FLOW_S
+        self.time = now
+
+    def take_back(self, tokens: int) -> None:
+        """Removes a request that was not taken."""
+        self.requests = max(0.0, self.requests - 1.0 / FLOW_S)
+        self.tokens = max(0.0, self.tokens - tokens / FLOW_S)
+
 
 @dataclass(slots=True, eq=False)
 class Sent:
@@ -61,7 +97,7 @@ class Account:
         since: time and tokens of the requests sent since its scrape began, at most `STALE_S` ago.
         since_tokens: sum of these tokens.
         pending: prompt tokens that the engine still has to compute at `pending_at`, at `rate` a second.
-        flow: prompt tokens a second that were sent recently, at `flow_at`.
+        flow: prompt tokens a second that were sent recently.
         others: choices in the sample that this picker did not send there.
         gone: the engine is no longer an endpoint.
         indexed: service whose index has prompts of this engine; None: it has none.
@@ -78,8 +114,7 @@ class Account:
     pending: float = 0.0
     pending_at: float = 0.0
     rate: float = 0.0
-    flow: float = 0.0
-    flow_at: float = 0.0
+    flow: Flow = field(default_factory=Flow)
     others: int = 0
     gone: bool = False
     indexed: ServiceKey | None = None
@@ -158,14 +193,13 @@ class Account:
 
     def prefill_share(self, now: float) -> float:
         """Returns the share of its recent time that the engine needed for prompts, at most 1."""
-        if not self.flow:
+        _, flow = self.flow.at(now)
+        if not flow:
             return 0.0
-        flow = self.flow * exp((self.flow_at - now) / FLOW_S)
         return min(1.0, flow / self.rate) if self.rate > 0 else 1.0
 
     def send(self, at: float, tokens: int) -> None:
-        self.flow = self.flow * exp(min(0.0, (self.flow_at - at) / FLOW_S)) + tokens / FLOW_S
-        self.flow_at = at
+        self.flow.add(tokens, at)
         self.advance(at)
         self.pending += tokens
         self.since.append((at, tokens))
@@ -176,7 +210,7 @@ class Account:
         if (at, tokens) in self.since:
             self.since.remove((at, tokens))
             self.since_tokens -= tokens
-            self.flow = max(0.0, self.flow - tokens / FLOW_S)
+            self.flow.take_back(tokens)
             self.advance(now)
             self.pending = min(max(0.0, self.pending - tokens), float(self.known))
 

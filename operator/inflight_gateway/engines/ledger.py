@@ -9,7 +9,7 @@ from heapq import nsmallest
 from typing import Literal, NamedTuple
 
 from inflight_base.manifest.keys import ServiceKey
-from inflight_gateway.engines.account import Account, Sent
+from inflight_gateway.engines.account import Account, Flow, Sent
 from inflight_gateway.engines.fleet import MOST_BY_PREFIX, MOST_RANKED, Fleet
 from inflight_gateway.pick.blocks import ReplicaBlocks
 from inflight_gateway.pick.load import EndpointLoad
@@ -88,6 +88,7 @@ class Ledger:
         self.changed_services: set[ServiceKey] = set()
         self._in_flight: dict[ServiceKey, int] = {}
         self._last: dict[ServiceKey, float] = {}
+        self._flows: dict[ServiceKey, Flow] = {}
 
     def candidates(
         self,
@@ -149,6 +150,11 @@ class Ledger:
         account = self._accounts.get(address)
         return 0.0 if account is None else account.prefill_share(now)
 
+    def flow(self, service: ServiceKey, now: float) -> tuple[float, float]:
+        """Returns the requests a second that a service was sent recently, and the prompt tokens of them to compute."""
+        flow = self._flows.get(service)
+        return (0.0, 0.0) if flow is None else flow.at(now)
+
     def reconfigured(self, service: ServiceKey) -> None:
         """Drops what is made of a service's configuration, which has changed."""
         self._sets.pop(service, None)
@@ -203,6 +209,8 @@ class Ledger:
             request.choices,
         )
         self._in_flight[request.service] = self._in_flight.get(request.service, 0) + 1
+        if not request.handed_over:
+            self._flows.setdefault(request.service, Flow()).add(tokens, now)
         self.touch(request.service, now)
         self._arrive(request.request_id, entry)
 

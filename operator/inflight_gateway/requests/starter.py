@@ -9,7 +9,7 @@ from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.engines.ledger import Ledger, Part
 from inflight_gateway.hold.shares import TenantShares
-from inflight_gateway.pick.apart import Way, handed_over, pays
+from inflight_gateway.pick.apart import LEAST_SAVED, Traffic, Way, handed_over, in_time, pays, saves
 from inflight_gateway.pick.late_binding import slots_worth
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.types import Endpoint, Pick, RequestView, ServiceConfig, answering
@@ -61,7 +61,8 @@ class Starter:
     def _pick(
         self, config: ServiceConfig, view: RequestView, allowed: Collection[str], now: float, kept_free: float
     ) -> Way | None:
-        """Picks among the replicas that answer, the prefill set, or both as one set."""
+        """Picks among the replicas that answer, the prefill set, or both as one set. A request that the prefill set
+        should begin, and can soon, has to wait for it."""
         rest = allowed, now, kept_free
         if config.apart == "Off":
             return self._pick_of(config, view, "answering", *rest)
@@ -73,12 +74,20 @@ class Starter:
         if two and view.handed_over:
             return self._pick_of(config, view, "answering", *rest)
         way = self._pick_of(config, view, "every", *rest)
-        if not two or way is None or not way.load.endpoint.prefill:
+        if not two or way is None:
             return way
-        here = self._pick_of(config, view, "answering", *rest)
-        if here is None or not pays(view, config, self._with_share(way, now), self._with_share(here, now)):
+        traffic = Traffic(*self._ledger.flow(config.key, now), len(sets.every), len(sets.answering))
+        if way.load.endpoint.prefill:
+            here = self._pick_of(config, view, "answering", *rest)
+            if here is None or not pays(view, config, self._with_share(way, now), self._with_share(here, now), traffic):
+                return way
+            return handed_over(way)
+        if saves(view, config, way, way, traffic) <= LEAST_SAVED:
             return way
-        return handed_over(way)
+        there = self._pick_of(config, view, "prefill", *rest)
+        if not in_time(view, config, there or way, now):
+            return way
+        return there and handed_over(there)
 
     def _with_share(self, way: Way, now: float) -> Way:
         return way._replace(prefill_share=self._ledger.prefill_share(way.load.endpoint.address, now))

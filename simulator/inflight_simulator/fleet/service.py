@@ -66,4 +66,4 @@ def read_gateway_spec(path: Path) -> dict[str, Any]:
 
 
 def _duration(seconds: float) -> str:
-    return f"{round(seconds * 1000)}ms"
+    return f"{round(seconds * 1000, 3):.12g}ms"

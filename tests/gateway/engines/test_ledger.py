@@ -348,6 +348,20 @@ def test_growth_is_left_out_unless_it_is_asked_for():
     assert world.load().answer_tokens == 2000
 
 
+def test_the_flow_of_a_service_is_known_soon_and_counts_prompts_that_are_computed_once():
+    world = World()
+    assert world.ledger.flow(SERVICE, 0.0) == (0.0, 0.0)
+    for number in range(400):
+        world.send(f"r{number}", at=number / 8, prompt=1000, cached=600)
+        if number in (23, 399):
+            requests, tokens = world.ledger.flow(SERVICE, number / 8)
+            assert requests == pytest.approx(8, rel=0.05)
+            assert tokens == pytest.approx(400 * requests)
+    world.ledger.begin(replace(made("moved"), handed_over=True), Pick((B,), "only"), 50.0)
+    assert world.ledger.flow(SERVICE, 50.0)[0] < requests
+    assert world.ledger.flow(SERVICE, 200.0)[0] < 1e-4
+
+
 def test_an_engine_that_fell_asleep_has_nothing_cached():
     world = World()
     prefix = (11, 12, 13)

@@ -81,6 +81,42 @@ def test_auto_hands_over_once_the_prefill_set_is_busy_with_prompts():
     assert (at_prefills[0], at_prefills[-1]) == (False, True)
 
 
+COPIED = replace(COST, copied_token_s=1e-6)
+
+
+def with_targets(tpot_s, **prefills):
+    """Two idle engines that answer and one that computes prompts, after eight long prompts a second."""
+    samples = dict.fromkeys((ANSWERS, ANSWERS_TOO, PREFILLS), sample(cost=COPIED))
+    starter = apart("Auto", samples=samples, ttft_s=0.5, tpot_s=tpot_s)
+    for number in range(32):
+        name, now = f"before{number}", NOW - 4 + number / 8
+        samples.update(dict.fromkeys(samples, sample(cost=COPIED, at=now)))
+        starter.start(request(name, prompt_tokens=3000), (), now)
+        starter.ended(name, now)
+    samples.update(dict.fromkeys(samples, sample(cost=COPIED, at=NOW)))
+    samples[PREFILLS] = sample(cost=COPIED, at=NOW, **prefills)
+    return starter
+
+
+BUSY_WITH_ANSWERS = {"running": 30, "kv_utilization": 0.3}
+FULL = {"waiting": 20, "waiting_prompt_tokens": 40_000}
+
+
+def test_auto_has_the_prefill_set_compute_prompts_where_answers_would_miss_their_target_beside_them():
+    asked = request(prompt_tokens=3000)
+    pick = with_targets(7e-3, **BUSY_WITH_ANSWERS).start(asked, (), NOW)
+    assert (pick.prefill, addresses(pick)) == (True, {PREFILLS})
+    pick = with_targets(0.05, **BUSY_WITH_ANSWERS).start(asked, (), NOW)
+    assert (pick.prefill, pick.endpoints[0].address in {ANSWERS, ANSWERS_TOO}) == (False, True)
+
+
+def test_such_a_prompt_waits_for_the_prefill_set_while_its_first_token_would_be_in_time():
+    starter = with_targets(7e-3, **FULL)
+    assert starter.start(request(prompt_tokens=3000), (), NOW) is None
+    pick = starter.start(request(prompt_tokens=3000), (), NOW + 0.5)
+    assert (pick.prefill, pick.endpoints[0].address in {ANSWERS, ANSWERS_TOO}) == (False, True)
+
+
 @pytest.mark.parametrize(
     ("mode", "config", "allowed", "expected"),
     [

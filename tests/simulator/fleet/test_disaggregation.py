@@ -5,12 +5,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from inflight_gateway.discovery.service_config import read_service
+from inflight_gateway.pick.load import PEER_SLOWNESS
 from inflight_settings.limits import Limits
 from inflight_simulator.cli import main
-from inflight_simulator.fleet.config import FleetConfig, GatewayModel, PrefillSet, ReplicaModel, undivided
+from inflight_simulator.fleet.config import (
+    FleetConfig,
+    GatewayModel,
+    PrefillSet,
+    ReplicaModel,
+    RequestTargets,
+    undivided,
+)
 from inflight_simulator.fleet.fleet import Fleet
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.run import run_fleet, simulate_fleet
+from inflight_simulator.fleet.service import gateway_manifest_of
 from inflight_simulator.fleet.view import Fixed
 from tests.simulator.fleet.test_gateway_routing import conversations
 from tests.simulator.fleet.test_naive import random_requests
@@ -149,10 +159,52 @@ def test_in_auto_two_sets_with_nothing_to_gain_from_each_other_do_as_well_as_one
     assert two_sets.kept.mean() >= max(one_set.kept.mean(), fixed.kept.mean()) - 0.03
 
 
+LONG_PROMPTS, LONG_ANSWERS, SHORT_PROMPTS = (4000, 100), (4000, 400), (500, 100)
+
+
+def of_like_sizes(count, a_second, means):
+    """Requests of lognormal sizes that come at random."""
+    random = np.random.default_rng(0)
+    arrival_s = np.cumsum(random.exponential(1 / a_second, count))
+    return Requests(arrival_s, *(random.lognormal(np.log(mean), 0.3, count).astype(np.int64) for mean in means))
+
+
+@pytest.mark.parametrize(
+    ("tpot", "means", "a_second", "replicas", "limits", "hands_over"),
+    [
+        (0.0085, LONG_PROMPTS, 8, (3, 2), Limits(8, 512), True),
+        (0.008, LONG_PROMPTS, 8, (7, 2), Limits(8, 512), True),
+        (0.0085, LONG_ANSWERS, 8, (4, 2), Limits(12, 512), True),
+        (0.0085, LONG_PROMPTS, 8, (3, 2), Limits(2, 280), False),  # no slots for the answers of both sets
+        (0.009, LONG_PROMPTS, 8, (4, 2), Limits(3, 82), False),  # each step is short enough for the target
+        (0.02, LONG_PROMPTS, 8, (2, 1), Limits(8, 512), False),
+        (0.05, SHORT_PROMPTS, 40, (2, 1), Limits(64, 512), False),
+    ],
+)
+def test_auto_keeps_as_many_requests_in_target_as_the_better_of_one_set_and_fixed(
+    tpot, means, a_second, replicas, limits, hands_over
+):
+    requests = of_like_sizes(400, a_second, means)
+    targets = RequestTargets(tpot=tpot, prefill_factor=2.0)
+    answer, prefill = replicas
+    rate = 1 / (PEER_SLOWNESS * COST.copied_token_s)
+    config = apart("Auto", prefill, rate, policy="deadline", limits=limits, targets=targets, max_replicas=20)
+    auto = simulate_fleet(requests, config, Fixed(answer))
+    fixed = simulate_fleet(requests, replace(config, prefill=replace(config.prefill, mode="Fixed")), Fixed(answer))
+    one_set = simulate_fleet(requests, replace(config, prefill=None), Fixed(answer + prefill))
+    assert auto.attainment >= max(one_set.attainment, fixed.attainment) - 0.03
+    assert len(auto.reads) > 0.8 * 400 if hands_over else len(auto.reads) < 0.05 * 400
+
+
 def test_the_same_seed_gives_equal_results():
     requests = random_requests(200, 40, 1, prompt=1000)
     first, again = (simulate_fleet(requests, replace(apart("Auto"), replica=ReplicaModel()), Fixed(2)) for _ in "ab")
     np.testing.assert_array_equal(first.tpot, again.tpot)
+
+
+def test_the_gateway_has_targets_of_less_than_a_millisecond_more():
+    service, _ = read_service(gateway_manifest_of(apart("Auto", targets=RequestTargets(ttft=0.2507, tpot=0.0085))))
+    assert (service.ttft_s, service.tpot_s, service.apart) == (0.2507, 0.0085, "Auto")
 
 
 @pytest.mark.parametrize("given", ["autopilot", "autopilot:4/8192", "fixed:4"])

@@ -162,6 +162,20 @@ def test_a_single_replica_is_not_simulated(compared):
     assert not runs
 
 
+@pytest.mark.parametrize("best", [Limits(2, 512), Limits(4, 512), Limits(4, 2048)])
+def test_two_sets_without_limits_of_their_own_have_those_of_one_or_the_best_for_answers_and_prompts(monkeypatch, best):
+    def run(requests, config, scaler):
+        share = 0.5 if config.prefill is None or config.limits != best else 1.0
+        return SimpleNamespace(attainment=share, ttft=np.ones(1), tpot=np.ones(1), reads=np.ones(50))
+
+    monkeypatch.setattr(apart, "simulate_fleet", run)
+    one = FleetConfig(limits=Limits(2, 512), max_replicas=4)
+    two = replace(one, limits=Limits(4, 64), prefill=PrefillSet("Auto", 1, 1e5))
+    (found,) = compare_sets(range(100), one, [two], 0.99, 2)
+    assert [pair.two.limits for pair in found.pairs] == [(best.max_num_seqs, best.max_num_batched_tokens)]
+    assert found.pays
+
+
 def sets(prefill, lowest, highest, handed_over=0.5):
     return Sets(4 - prefill, prefill, lowest, highest, 0.1, 0.01, handed_over, (8, 512), (8, 512) if prefill else None)
 

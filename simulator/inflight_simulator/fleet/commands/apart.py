@@ -31,6 +31,10 @@ _FEW = (1, 2, 4)
 _LARGER = (2, 4, 8)
 """Times the token budget of one set that are tried."""
 
+_APART = 4
+"""Times the token budget of one set that is tried for two without limits of their own: prompts that are not computed
+beside answers need no small steps."""
+
 _SHARES = (0.2, 0.4, 0.6, 0.8)
 """Shares of the replicas that compute prompts, in the splits that are tried first."""
 
@@ -112,7 +116,8 @@ def compare_sets(
     """
     Args:
         one, splits: one set, and splits of it, but for numbers of replicas, of which `max_replicas` is the largest.
-            Both sets of a split have the limits of one set where its prefill set has none of its own.
+            Where the prefill set of a split has no limits of its own, both sets have those of one set, or with the
+            requests at once of the split and larger steps.
         attainment: share of requests that must keep their targets.
         guess: number of replicas to begin with.
     """
@@ -137,8 +142,14 @@ def _compare(
 
     @cache
     def split(count: int) -> Sets:
-        limits = two.limits if prefill.limits is not None else Limits(*one_set(count).limits)
-        return _best_split(requests, replace(two, limits=limits), count)
+        if prefill.limits is not None:
+            return _best_split(requests, two, count)
+        own = Limits(*one_set(count).limits)
+        most = own.with_("max_num_seqs", max(own.max_num_seqs, two.limits.max_num_seqs))
+        larger = min(two.replica.capacity.max_num_batched_tokens, _APART * most.max_num_batched_tokens)
+        tried = dict.fromkeys((own, most, most.with_("max_num_batched_tokens", larger)))
+        found = [_best_split(requests, replace(two, limits=limits), count) for limits in tried]
+        return max(found, key=lambda each: each.lowest)
 
     needed = smallest(lambda count: count > 1 and split(count).lowest >= attainment, fewest or guess, fewest or most)
     if needed is not None and one_set(needed).lowest >= attainment:

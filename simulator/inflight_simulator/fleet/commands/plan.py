@@ -289,15 +289,13 @@ def plan_replica(
 
 def _split(config: FleetConfig, replica: Replica, peak: Workload, apart: PrefillSet) -> FleetConfig:
     """Returns the fleet with a prefill set. In `Fixed`, each set has the limits for its own part of the requests, as
-    the operator tunes each by what it measures there; in `Auto`, both take requests as one."""
-    if apart.mode == "Auto":
-        return replace(config, prefill=apart)
+    the operator tunes each by what it measures there; in `Auto`, both take requests as one, or do as in `Fixed`."""
     bounds = LimitsBounds(_LEAST_LIMITS, config.replica.capacity)
     answers, prompts = (
         best_limits(replica, part, config.service_targets, bounds)
         for part in (replace(peak, computed=1.0), replace(peak, output=1.0, output_square=1.0))
     )
-    return replace(config, limits=answers, prefill=replace(apart, limits=prompts))
+    return replace(config, limits=answers, prefill=replace(apart, limits=prompts if apart.mode == "Fixed" else None))
 
 
 def _workload(requests: Requests, part: slice) -> Workload:
