@@ -116,15 +116,16 @@ def compare_sets(
     """
     Args:
         one, splits: one set, and splits of it, but for numbers of replicas, of which `max_replicas` is the largest.
-            Where the prefill set of a split has no limits of its own, both sets have those of one set, or with the
-            requests at once of the split and larger steps.
+            Where the prefill set of a split has no limits of its own, both sets have those of one set, or with as many
+            requests at once as the split has and larger steps.
         attainment: share of requests that must keep their targets.
         guess: number of replicas to begin with.
     """
     most = min(_MOST * guess, one.max_replicas)
     if not splits or most == 1:
         return tuple(Comparison(_prefill(two).mode, None, None, (), False) for two in splits)
-    one_set = cache(partial(_best_one_set, requests, one))
+    more = {number for two in splits if (number := two.limits.max_num_seqs) > one.limits.max_num_seqs}
+    one_set = cache(partial(_best_one_set, requests, one, sorted(more)))
     fewest = smallest(lambda count: one_set(count).lowest >= attainment, guess, most)
     return tuple(_compare(requests, two, one_set, fewest, attainment, guess, most) for two in splits)
 
@@ -164,13 +165,14 @@ def _prefill(two: FleetConfig) -> PrefillSet:
     return two.prefill
 
 
-def _best_one_set(requests: Requests, config: FleetConfig, replicas: int) -> Sets:
+def _best_one_set(requests: Requests, config: FleetConfig, more: Sequence[int], replicas: int) -> Sets:
     """Returns one set with the limits that keep the most requests in target with the first seed: its own, or with fewer
-    requests at once or larger steps. Where one request alone takes most of the TPOT target, limits for an overload are
-    not the best ones."""
+    requests at once, or as many as a split (`more`), or larger steps. Where one request alone takes most of the TPOT
+    target, limits for an overload are not the best ones."""
     run = cache(lambda limits: _run(requests, replace(config, limits=limits), replicas, 0, 0))
     own, largest = config.limits, config.replica.capacity.max_num_batched_tokens
-    best = _best(run, (own, *(own.with_("max_num_seqs", number) for number in _FEW if number < own.max_num_seqs)))
+    numbers = [number for number in _FEW if number < own.max_num_seqs]
+    best = _best(run, (own, *(own.with_("max_num_seqs", number) for number in (*numbers, *more))))
     budgets = (min(largest, factor * best.max_num_batched_tokens) for factor in _LARGER)
     best = _best(run, (best, *(best.with_("max_num_batched_tokens", budget) for budget in budgets)))
     return _over_seeds(requests, replace(config, limits=best), replicas, 0, run(best))

@@ -54,10 +54,10 @@ For each --disaggregate: the same number of replicas as one set and as two, some
 others, of the best split that was found: as many as one set needs, and the fewest with which a split keeps the targets.
 Each fleet is simulated with {SEEDS} seeds. A prefill set pays where a split hands requests over and keeps at least two
 more in target with each seed than one set does with any, with either number of replicas. With `Fixed`, each set has the
-limits for its own part of the requests; one set has those of the plan, or with fewer requests at once or larger steps,
-where that keeps more requests in target, so it may need other numbers than those above. With `Auto`, both sets have the
-limits of one set, or with more requests at once and larger steps, where that keeps more in target. It takes up to 100
-simulations, `Auto` up to 300, and 3 to 9 where one replica is enough.
+limits for its own part of the requests; one set has those of the plan, or with fewer requests at once or as many as
+two sets, or larger steps, where that keeps more requests in target, so it may need other numbers than those above. With
+`Auto`, both sets have the limits of one set, or with more requests at once and larger steps, where that keeps more in
+target. It takes up to 100 simulations, `Auto` up to 300, and 3 to 9 where one replica is enough.
 
 Without --replica: the reference replica of `inflight-simulate fleet`. Examples from data sheets, not measured, are in
 simulator/examples/replicas. `inflight-simulate calibrate` measures the cost model of an engine of your own.
