@@ -29,6 +29,9 @@ FLOW_S = 10.0
 LEAST_FLOW_S = 1.0
 """Shortest time, in seconds, that a mean is taken of."""
 
+LEAST_FLOW = 1e-6
+"""Requests a second below which the next one counts as the first."""
+
 
 @dataclass(slots=True, eq=False)
 class Flow:
@@ -50,9 +53,9 @@ class Flow:
         return self.requests * kept, self.tokens * kept
 
     def add(self, tokens: int, now: float) -> None:
-        if not self.requests:
-            self.begin = now
         kept = exp(min(0.0, self.time - now) / FLOW_S)
+        if self.requests * kept < LEAST_FLOW:
+            self.begin = now
         self.requests = self.requests * kept + 1.0 / FLOW_S
         self.tokens = self.tokens * kept + tokens / FLOW_S
         self.time = now

@@ -191,8 +191,8 @@ def _missed_apart(tpot_s: float, one: _Answer, traffic: Traffic) -> float:
 
 
 def _step(one: _Answer, prompt_s: float, traffic: Traffic, engines: int) -> float:
-    """Returns the mean seconds from one token of an answer to the next; infinite: there are too few engines. Args:
-    prompt_s: that each prompt takes there."""
+    """Returns the mean seconds from one token of an answer to the next, at the speed of small batches; infinite: there
+    are too few engines. Args: prompt_s: that each prompt takes there."""
     busy = traffic.prompt_tokens / one.computed * prompt_s + traffic.requests * one.tokens * one.added_s
     if busy >= engines:
         return inf

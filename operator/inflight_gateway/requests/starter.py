@@ -74,7 +74,7 @@ class Starter:
         if two and view.handed_over:
             return self._pick_of(config, view, "answering", *rest)
         way = self._pick_of(config, view, "every", *rest)
-        if not two or way is None:
+        if not (two and first) or way is None:
             return way
         traffic = Traffic(*self._ledger.flow(config.key, now), len(sets.every), len(sets.answering))
         if way.load.endpoint.prefill:

@@ -135,12 +135,14 @@ def test_products_with_weights_of_4_bits_compile_to_tensor_cores(architecture, t
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(("inputs", "padded"), [(1024, 1024), (14336, 16384)])
 def test_products_of_few_rows_compile_and_spill_nothing(architecture, inputs, padded):
+    num_warps, elements = few_rows.THREADS
+    tile = max(1, 32 * num_warps * elements // padded)
     compiled = compile_kernel(
         few_rows.few_rows_kernel,
         architecture,
         dict.fromkeys(("a", "weights", "bias", "c"), "*bf16") | dict.fromkeys(("M", "N", "a_stride"), "i32"),
-        {"K": inputs, "PADDED_K": padded, "ROWS": 4, "TILE_N": max(1, 8192 // padded), "HAS_BIAS": True},
-        num_warps=4,
+        {"K": inputs, "PADDED_K": padded, "ROWS": 4, "TILE_N": tile, "HAS_BIAS": True},
+        num_warps=num_warps,
     )
     assert ".local" not in compiled.asm["ptx"]
 

@@ -117,6 +117,12 @@ def test_such_a_prompt_waits_for_the_prefill_set_while_its_first_token_would_be_
     assert (pick.prefill, pick.endpoints[0].address in {ANSWERS, ANSWERS_TOO}) == (False, True)
 
 
+@pytest.mark.parametrize("prefills", [BUSY_WITH_ANSWERS, FULL], ids=["busy", "full"])
+def test_a_continued_answer_neither_waits_for_the_prefill_set_nor_is_handed_over_again(prefills):
+    pick = with_targets(7e-3, **prefills).start(request(prompt_tokens=3000, attempt=2), (), NOW)
+    assert (pick.prefill, pick.endpoints[0].address in {ANSWERS, ANSWERS_TOO}) == (False, True)
+
+
 @pytest.mark.parametrize(
     ("mode", "config", "allowed", "expected"),
     [

@@ -27,9 +27,13 @@ from inflight_engine.execution.attention import triton_paged
 from inflight_engine.execution.attention.base import AttentionBatch, AttentionSpec, ChunkSpan
 from inflight_engine.execution.attention.triton_tiles import Tiles, decode_tiles, prefill_tiles
 from inflight_engine.execution.int4_matmul import Tile
+from inflight_engine.execution.sampling.device_sampler import DeviceSampler
 from inflight_engine.execution.triton_ops import TritonOps
 from inflight_engine.models.checkpoints.shape import ModelShape
 from inflight_engine.models.matrices import Int4Matrix
+from inflight_engine.models.ops import Ops, TorchOps
+from inflight_engine.request import NO_TOKENS, SamplingParams
+from inflight_engine.scheduling.plan import SlotStart, StepPlan
 from tools.bench.gpu.not_here import NotHereError
 from tools.bench.gpu.quantized import GROUP, Tinygemm
 from tools.bench.gpu.report import IN_FORCE
@@ -53,6 +57,7 @@ class Sizes:
 
     Attributes:
         four_bits, plain: outputs and inputs of weights.
+        heads: vocabulary and hidden size. sampled: rows of logits.
         prompts, decodes: sequences and tokens of each.
     """
 
@@ -60,6 +65,8 @@ class Sizes:
     plain: tuple[tuple[int, int], ...]
     prompts: tuple[tuple[int, int], ...]
     decodes: tuple[tuple[int, int], ...]
+    heads: tuple[tuple[int, int], ...]
+    sampled: tuple[int, ...]
 
 
 SIZES = {
@@ -70,11 +77,22 @@ SIZES = {
             *((12288, 2048), (4096, 2048), (2048, 2048), (2048, 6144)),  # Qwen3-1.7B
             *((28672, 4096), (6144, 4096), (4096, 4096), (4096, 14336)),  # Llama-3-8B
         ),
-        ((8, 1024), (1, 16384)),
-        ((1, 200), (32, 200), (256, 200), (1, 4000), (32, 4000), (256, 4000)),
+        ((8, 1024), (1, 16384), (32, 200)),
+        ((1, 200), (32, 200), (256, 200), (64, 1000), (256, 1000), (1, 4000), (32, 4000), (256, 4000)),
+        ((151_936, 1024), (128_256, 4096)),
+        (1, 32, 256),
     ),
-    "small": Sizes(((64, 256),), ((48, 64),), ((2, 20),), ((2, 40),)),
+    "small": Sizes(((64, 256),), ((48, 64),), ((2, 20),), ((2, 40),), ((100, 16),), (2,)),
 }
+_FILTERS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "temperature 1": {"temperature": 1.0},
+    "temperature 0.6, top_k 20, top_p 0.95": {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
+    "temperature 0.6, top_p 0.9": {"temperature": 0.6, "top_p": 0.9},
+    "temperature 0.2, top_k 50": {"temperature": 0.2, "top_k": 50},
+}
+_LIKELY = 40
+"""Tokens of a row of logits that stand out, as they do in a model's."""
 _THREADS = ((4, 64), (4, 32), (4, 128), (2, 64), (1, 64), (8, 64), (8, 32))
 _PREFILL = (
     *((128, 64, 8, 3), (128, 64, 4, 3), (64, 128, 4, 3), (64, 64, 4, 3), (128, 128, 8, 2), (128, 64, 8, 4)),
@@ -135,6 +153,8 @@ def cases(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Iterator[Ca
         _plain(device, dtype, sizes.plain, (1, 8)),
         _prefill(device, dtype, sizes.prompts),
         _decode(device, dtype, sizes.decodes),
+        _logits(device, dtype, sizes.heads),
+        _sampling(device, sizes.heads[0][0], sizes.sampled),
         _four_bits(device, dtype, sizes.four_bits, (64, 128, 4)),
         _plain(device, dtype, sizes.plain, (4, 2)),
     )
@@ -279,6 +299,38 @@ def _plain(
                 yield Case(*at, name, len(weights), partial(_few_rows, x, weights, threads), *rest)
 
 
+def _logits(device: torch.device, dtype: torch.dtype, heads: Sequence[tuple[int, int]]) -> Iterator[Case]:
+    """Logits in float32, by the product itself or converted."""
+    for vocab, hidden in heads:
+        weights = [torch.randn(vocab, hidden, device=device).to(dtype) for _ in range(2)]
+        for count in (1, 256):
+            x, out = torch.randn(count, hidden, device=device).to(dtype), torch.empty(count, vocab, device=device)
+            at, rest = ("logits", f"{vocab}x{hidden}, {count} rows"), (float(weights[0].nbytes + out.nbytes),)
+            expected = cache(partial(_product, x, weights[0]))
+            yield Case(*at, IN_FORCE, 2, partial(_wide, TritonOps(), x, weights, out), expected, *rest)
+            yield Case(*at, "converted", 2, partial(_wide, TorchOps(), x, weights, out), expected, *rest)
+
+
+def _sampling(device: torch.device, vocab: int, counts: Sequence[int]) -> Iterator[Case]:
+    """Draws from a few likely tokens and many others."""
+    row = torch.randn(vocab, device=device) * 2.5
+    row[:_LIKELY] += torch.linspace(4, 14, _LIKELY, device=device)
+    row = row[torch.randperm(vocab, device=device)]
+    for count in counts:
+        logits, slots = row.expand(count, -1).contiguous(), torch.arange(count, device=device)
+        for name, how in _FILTERS.items():
+            sampler = DeviceSampler(count, vocab, device)
+            if device.type != "meta":
+                samplings = (SamplingParams(1, seed=seed, **how) for seed in range(count))
+                starts = tuple(
+                    SlotStart(slot, slot, NO_TOKENS, 0, 0, sampling, np.empty(0, np.int32), ())
+                    for slot, sampling in enumerate(samplings)
+                )
+                sampler.apply(StepPlan(0, (), (), starts, None, (), np.arange(count), 0))
+            launch = partial(_sampled, sampler, logits, slots)
+            yield Case("sampling", f"{count} rows, {name}", IN_FORCE, 1, launch, None, float(logits.nbytes))
+
+
 def _prefill(device: torch.device, dtype: torch.dtype, prompts: Sequence[tuple[int, int]]) -> Iterator[Case]:
     """Whole prompts. A causal one computes half of its square."""
     in_force = _in_force(prefill_tiles, device, dtype)
@@ -414,6 +466,14 @@ def _cublas(x: torch.Tensor, weights: Sequence[torch.Tensor], copy: int) -> torc
 
 def _linear(x: torch.Tensor, weights: Sequence[torch.Tensor], copy: int) -> torch.Tensor:
     return TritonOps().linear(x, weights[copy], None)
+
+
+def _wide(ops: Ops, x: torch.Tensor, weights: Sequence[torch.Tensor], out: torch.Tensor, copy: int) -> torch.Tensor:
+    return ops.wide_linear(x, weights[copy], out)
+
+
+def _sampled(sampler: DeviceSampler, logits: torch.Tensor, slots: torch.Tensor, _copy: int) -> torch.Tensor:
+    return sampler.choose(logits, slots, slots)
 
 
 def _few_rows(x: torch.Tensor, weights: Sequence[torch.Tensor], threads: few_rows.Threads, copy: int) -> torch.Tensor:

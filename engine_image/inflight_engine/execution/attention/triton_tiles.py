@@ -13,7 +13,8 @@ Nothing is tried out at start, which would take seconds to minutes. The tiles fo
   for one from registers. On Hopper decodes have 4: one program more fits on a multiprocessor.
 - float32 is computed without tensor cores, as exactly as it is stored: small tiles.
 
-On Hopper they are those that were fastest on an H200 (`tools/bench/gpu.sh tiles`); for other chips they are estimates.
+On Hopper they are those that were fastest on an H200 with Triton 3.6 (`tools/bench/gpu.sh tiles`), in prefill for
+prompts of 1,000 tokens and more; for other chips they are estimates.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ _BIASES = 256
 _BINS = 1024
 """Bins by which tokens are counted and weighed."""
 _LISTED = 4096
-"""Maximum number of tokens listed of a row; the bins of real logits hold tens."""
+"""Maximum number of tokens listed of a row."""
 _WAYS = 16
 """Places tried at once in a search."""
 _SEARCH_BLOCK = 256

@@ -3,8 +3,8 @@
 A key (a logit's place in the order of all floats) names them: tokens above it stay, and the first few of those at it.
 Tokens fall into bins by how far they are below the likeliest one. The bins' numbers and masses tell in which few of
 them top_k and top_p cut; only the tokens of these are searched for the key, by one program a row. They are listed for
-it where the list holds them: where it does not, as with thousands of equal logits, the program reads the whole row
-again and again. Rows without a filter leave all of this at once.
+it where the list holds them: where it does not, as with thousands of logits that are nearly equal, the program reads
+the whole row again and again. Rows without a filter leave all of this at once.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ from inflight_engine.execution.sampling.triton_logits import (
 
 _MASS = tl.constexpr(2.0**40)
 """Mass of a weight of 1; masses are integers."""
-_NEAR = tl.constexpr(16.0)
-"""Temperatures below the likeliest token within which tokens have bins; all others share one."""
+_NEAR, _FARTHEST = tl.constexpr(16.0), tl.constexpr(104.0)
+"""Temperatures below the likeliest token: within the first, tokens are near, and have bins of their masses too; behind
+the second, a weight is 0 in float32."""
+_FAR_SHARE = tl.constexpr(8)
+"""One of so many bins is of far tokens, which are many, and few rows are cut there."""
 _STEEPEST = tl.constexpr(1.0e30)
 """Maximum number of bins in a unit of the logits, so that a tiny temperature makes none infinite."""
 BOUNDS = tl.constexpr(8)
@@ -64,15 +67,19 @@ def load_weighed(
     ids: tl.tensor,
     BINS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Load some tokens of a row; returns keys, weights and bins, of which the last is that of all far tokens. Tokens
-    behind the vocabulary and those that min_p drops have no weight."""
+    """Load some tokens of a row; returns keys, weights and bins. Tokens behind the vocabulary and those that min_p
+    drops have no weight."""
     temperature = tl.load(numbers + slot * NUM_NUMBERS + TEMPERATURE).to(tl.float32)
     min_p = tl.load(numbers + slot * NUM_NUMBERS + MIN_P).to(tl.float32)
     edited = load_edited(logits, slot, numbers, met, vocab_size, ids)
     weights = weight_of(edited, peak, temperature, min_p)
-    # By a product, which no rounding lets fall where the logit rises.
-    steepness = tl.minimum((BINS - 1) / _NEAR / temperature, _STEEPEST)
-    bins = tl.minimum((peak - edited) * steepness, BINS - 1.0)
+    num_near: tl.constexpr = BINS - BINS // _FAR_SHARE
+    # By products, which no rounding lets fall where the logit rises.
+    below = peak - edited
+    near = below * tl.minimum(num_near / _NEAR / temperature, _STEEPEST)
+    slope: tl.constexpr = (BINS - num_near) / (_FARTHEST - _NEAR)
+    far = below * tl.minimum(slope / temperature, _STEEPEST) + (num_near - slope * _NEAR)
+    bins = tl.minimum(tl.minimum(near, far), BINS - 1.0)
     return key_of(edited), weights, tl.where(weights > 0, bins, 0.0).to(tl.int32)
 
 
@@ -96,28 +103,32 @@ def weigh_kernel(
     """Kernel that adds the number and mass of a split's tokens to the bins of its row.
 
     Args:
-        histograms: int64 [rows, 2 BINS], zeros: numbers, then masses.
+        histograms: int64 [rows, 2 BINS], zeros: numbers, then masses, of which the first far bin gets those of all.
     """
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + row)
     if is_filtered(numbers, integers, slot, vocab_size):
         peak = load_peak(peaks, row, SPLITS, PADDED_SPLITS)
         histogram = histograms + row * (2 * BINS)
-        num_far, far_mass = tl.zeros((BLOCK,), tl.int64), tl.zeros((BLOCK,), tl.int64)
+        num_far: tl.constexpr = BINS // _FAR_SHARE
+        far = tl.arange(0, num_far)
+        counts, far_mass = tl.zeros((num_far,), tl.int32), tl.zeros((BLOCK,), tl.int64)
         for start in range(0, SPAN, BLOCK):
             ids = split * SPAN + start + tl.arange(0, BLOCK)
             _, weights, bins = load_weighed(logits + row * stride, slot, numbers, met, vocab_size, peak, ids, BINS)
             masses = mass_of(weights)
-            # Most tokens are far: one address for all of them would be waited for.
-            is_far = bins == BINS - 1
-            num_far += (is_far & (weights > 0)).to(tl.int64)
+            # Most tokens are far: one after the other they would be waited for.
+            is_far = bins >= BINS - num_far
+            counts += tl.histogram(tl.maximum(bins - (BINS - num_far), 0), num_far, mask=is_far & (weights > 0)).to(
+                tl.int32
+            )
             far_mass += tl.where(is_far, masses, 0)
-            is_near = (weights > 0) & (bins < BINS - 1)
+            is_near = (weights > 0) & (bins < BINS - num_far)
             if tl.max(is_near.to(tl.int32), axis=0) > 0:
                 tl.atomic_add(histogram + bins, is_near.to(tl.int64), mask=is_near, sem="relaxed")
                 tl.atomic_add(histogram + BINS + bins, masses, mask=is_near, sem="relaxed")
-        tl.atomic_add(histogram + BINS - 1, tl.sum(num_far, axis=0), sem="relaxed")
-        tl.atomic_add(histogram + 2 * BINS - 1, tl.sum(far_mass, axis=0), sem="relaxed")
+        tl.atomic_add(histogram + BINS - num_far + far, counts.to(tl.int64), mask=counts > 0, sem="relaxed")
+        tl.atomic_add(histogram + 2 * BINS - num_far, tl.sum(far_mass, axis=0), sem="relaxed")
 
 
 @triton.jit
@@ -142,6 +153,7 @@ def bound_kernel(
     if is_filtered(numbers, integers, slot, vocab_size):
         top_k = tl.load(integers + slot * NUM_INTEGERS + TOP_K)
         top_p = tl.load(numbers + slot * NUM_NUMBERS + TOP_P)
+        num_near: tl.constexpr = BINS - BINS // _FAR_SHARE
         bins = tl.arange(0, BINS)
         counts = tl.load(histograms + row * (2 * BINS) + bins)
         masses = tl.load(histograms + row * (2 * BINS) + BINS + bins)
@@ -150,13 +162,13 @@ def bound_kernel(
         is_k = tl.sum(counts, axis=0) > top_k
         if is_k:
             last = tl.sum((tl.cumsum(counts, axis=0) < top_k).to(tl.int32), axis=0)
-            least = tl.sum(tl.where(bins < last, masses, 0), axis=0)
+            least = tl.sum(tl.where(bins < tl.minimum(last, num_near), masses, 0), axis=0)
         first = last
         if top_p < 1:
             # top_k leaves at least this mass, so top_p cuts no higher.
             goal = tl.ceil(top_p * least.to(tl.float64)).to(tl.int64)
             first = tl.minimum(tl.sum((tl.cumsum(masses, axis=0) < goal).to(tl.int32), axis=0), last)
-            if not is_k:
+            if (not is_k) & (first < num_near):
                 last = first
         is_cut = is_k | (top_p < 1)
         size = tl.sum(tl.where((bins >= first) & (bins <= last) & is_cut, counts, 0), axis=0)
@@ -404,7 +416,7 @@ def cut_kernel(
                 before, total, mass = tl.load(bound + 6), tl.load(bound + 7), tl.zeros((), tl.int64)
                 inside = total
                 if is_k:
-                    mass = tl.maximum(mass_of(weight_of(logit_of(key), peak, temperature, 0.0)), 1)
+                    mass = mass_of(weight_of(logit_of(key), peak, temperature, 0.0))
                     sums = sums_of(
                         row_logits, slot, numbers, met, vocab_size, peak, listed, size, lowest, highest, key,
                         tl.zeros((WAYS,), tl.int64), _MASS_ABOVE, BINS, LISTED, BLOCK,
@@ -420,8 +432,8 @@ def cut_kernel(
                         least, greatest + 1, goal, _MASS_ABOVE, BINS, LISTED, BLOCK, WAYS,
                     )  # fmt: skip
                     goal -= above
-                    mass = tl.maximum(mass_of(weight_of(logit_of(key), peak, temperature, 0.0)), 1)
-                num_equal = tl.cdiv(goal, mass)
+                    mass = mass_of(weight_of(logit_of(key), peak, temperature, 0.0))
+                num_equal = tl.cdiv(goal, tl.maximum(mass, 1))
             sums = sums_of(
                 row_logits, slot, numbers, met, vocab_size, peak, listed, size, lowest, highest, key,
                 tl.zeros((WAYS,), tl.int64), _ID, BINS, LISTED, BLOCK,

@@ -45,6 +45,33 @@ def test_tokens_are_those_of_torch_with_ties_and_without_listed_or_read_again(mo
     assert len(set(expected)) > 6
 
 
+def test_a_row_with_few_likely_tokens_is_not_searched_whole(monkeypatch):
+    """The fiftieth likeliest token of real logits is often more than 16 temperatures below the first."""
+    monkeypatch.setattr(gumbel_triton, "_BINS", 1024)
+    found = {}
+
+    class Kept:
+        def __getitem__(self, grid):
+            return lambda *arguments, **options: (
+                found.update(bounds=arguments[6]) or cut_kernel[grid](*arguments, **options)
+            )
+
+    cut_kernel = gumbel_triton.cut_kernel
+    monkeypatch.setattr(gumbel_triton, "cut_kernel", Kept())
+    samplings = [
+        SamplingParams(9, temperature=0.3, top_k=top_k, top_p=top_p, seed=1)
+        for top_k in (5, 20)
+        for top_p in (1.0, 0.9)
+    ]
+    table, logits = table_of(samplings, VOCAB), logits_of(len(samplings))
+    logits[:, 7] = 30.0
+    slots, positions = torch.arange(len(samplings)), torch.arange(len(samplings))
+    expected = gumbel.choose(logits, slots, positions, table).tolist()
+    assert gumbel_triton.choose(logits, slots, positions, table).tolist() == expected
+    sizes = found["bounds"][:, 3].tolist()
+    assert all(0 < size <= VOCAB / 2 for size in sizes), sizes
+
+
 def test_biases_of_most_of_the_vocabulary_change_tokens_as_torch_does_and_leave_the_logits(monkeypatch):
     monkeypatch.setattr(gumbel_triton, "_BIASES", 64)
     monkeypatch.setattr(columns, "MOST_BIASES", 128)
