@@ -32,7 +32,7 @@ _NEAR, _FARTHEST = tl.constexpr(16.0), tl.constexpr(104.0)
 """Temperatures below the likeliest token: within the first, tokens are near, and have bins of their masses too; behind
 the second, a weight is 0 in float32."""
 _FAR_SHARE = tl.constexpr(8)
-"""Bins for each one of far tokens, which are many, and few rows are cut there."""
+"""Number of bins for each bin of far tokens: those are many, but few rows are cut there."""
 _STEEPEST = tl.constexpr(1.0e30)
 """Maximum number of bins in a unit of the logits, so that a tiny temperature makes none infinite."""
 BOUNDS = tl.constexpr(8)
