@@ -232,8 +232,9 @@ def test_numbers_of_kernels_are_compared_and_each_time_is_a_line(tmp_path):
     assert (found["failed_cases"], found["left_out"]) == (0, "none")
     cases = [json.loads(line) for line in lines.read_text().splitlines()]
     assert len(cases) == found["cases"]
-    assert {case["what"] for case in cases} == {"4 bits", "dequantize 4 bits", "few rows", "prefill", "decode"}
-    assert max(case["error"] for case in cases) < 0.005
+    kinds = {"4 bits", "dequantize 4 bits", "few rows", "prefill", "decode", "logits", "sampling"}
+    assert {case["what"] for case in cases} == kinds
+    assert max(case["error"] for case in cases if case["what"] != "sampling") < 0.005
     assert len({(case["what"], case["size"], case["variant"]) for case in cases}) == len(cases)
 
 
