@@ -228,27 +228,22 @@ def list_kernel(
 
 @triton.jit
 def load_cut(
-    logits: tl.tensor,
-    slot: tl.tensor,
-    numbers: tl.tensor,
-    met: tl.tensor,
-    vocab_size: tl.tensor,
-    peak: tl.tensor,
-    listed: tl.tensor,
-    size: tl.tensor,
-    lowest: tl.tensor,
-    highest: tl.tensor,
+    cut: tl.tuple,
     start: tl.tensor,
-    end: tl.tensor,
     BINS: tl.constexpr,
-    LISTED: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Return keys, weights, whether they are in the bins in which a row is cut, and ids: of some of the listed tokens,
-    or of all where these are more than the list holds."""
+    or of all where these are more than the list holds.
+
+    Args:
+        cut: a row's logits, slot, numbers, met, vocabulary and peak, as of `load_weighed`; its list, whether that holds
+            all, and how many tokens there are to go through; first and last bin.
+    """
+    logits, slot, numbers, met, vocab_size, peak, listed, is_listed, end, lowest, highest = cut
     places = start + tl.arange(0, BLOCK)
     ids = places
-    if size <= LISTED:
+    if is_listed:
         ids = tl.load(listed + places, mask=places < end, other=0)
     keys, weights, bins = load_weighed(logits, slot, numbers, met, vocab_size, peak, ids, BINS)
     return keys, weights, (places < end) & (weights > 0) & (bins >= lowest) & (bins <= highest), ids
@@ -256,35 +251,24 @@ def load_cut(
 
 @triton.jit
 def sums_of(
-    logits: tl.tensor,
-    slot: tl.tensor,
-    numbers: tl.tensor,
-    met: tl.tensor,
-    vocab_size: tl.tensor,
-    peak: tl.tensor,
-    listed: tl.tensor,
-    size: tl.tensor,
-    lowest: tl.tensor,
-    highest: tl.tensor,
+    cut: tl.tuple,
     key: tl.tensor,
     at: tl.tensor,
     KIND: tl.constexpr,
     BINS: tl.constexpr,
-    LISTED: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
     """Return sums over the tokens of the bins in which a row is cut, int64 [WAYS].
 
     Args:
+        cut: of `load_cut`.
         at: [WAYS]. _COUNT: sums are the number of tokens whose key is at least that; _MASS_ABOVE: the mass of those
             that are also above `key`; _ID: the number of those at `key` whose id is at most `vocab_size` less that.
     """
-    end = tl.where(size <= LISTED, size, vocab_size).to(tl.int32)
+    vocab_size, end = cut[4], cut[8]
     sums = tl.zeros((BLOCK, at.shape[0]), tl.int64)
     for start in range(0, end, BLOCK):
-        keys, weights, is_cut, ids = load_cut(
-            logits, slot, numbers, met, vocab_size, peak, listed, size, lowest, highest, start, end, BINS, LISTED, BLOCK
-        )
+        keys, weights, is_cut, ids = load_cut(cut, start, BINS, BLOCK)
         if KIND == _COUNT:
             values, amounts = keys, is_cut.to(tl.int64)
         elif KIND == _MASS_ABOVE:
@@ -297,27 +281,14 @@ def sums_of(
 
 @triton.jit
 def keys_of(
-    logits: tl.tensor,
-    slot: tl.tensor,
-    numbers: tl.tensor,
-    met: tl.tensor,
-    vocab_size: tl.tensor,
-    peak: tl.tensor,
-    listed: tl.tensor,
-    size: tl.tensor,
-    lowest: tl.tensor,
-    highest: tl.tensor,
+    cut: tl.tuple,
     BINS: tl.constexpr,
-    LISTED: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """Return the least and the greatest key of the tokens in the bins in which a row is cut."""
-    end = tl.where(size <= LISTED, size, vocab_size).to(tl.int32)
     least, greatest = tl.full((BLOCK,), 1 << 32, tl.int64), tl.zeros((BLOCK,), tl.int64)
-    for start in range(0, end, BLOCK):
-        keys, _, is_cut, _ = load_cut(
-            logits, slot, numbers, met, vocab_size, peak, listed, size, lowest, highest, start, end, BINS, LISTED, BLOCK
-        )
+    for start in range(0, cut[8], BLOCK):
+        keys, _, is_cut, _ = load_cut(cut, start, BINS, BLOCK)
         least = tl.where(is_cut, tl.minimum(least, keys), least)
         greatest = tl.where(is_cut, tl.maximum(greatest, keys), greatest)
     return tl.min(least, axis=0), tl.max(greatest, axis=0)
@@ -325,23 +296,13 @@ def keys_of(
 
 @triton.jit
 def search(
-    logits: tl.tensor,
-    slot: tl.tensor,
-    numbers: tl.tensor,
-    met: tl.tensor,
-    vocab_size: tl.tensor,
-    peak: tl.tensor,
-    listed: tl.tensor,
-    size: tl.tensor,
-    lowest: tl.tensor,
-    highest: tl.tensor,
+    cut: tl.tuple,
     key: tl.tensor,
     first: tl.tensor,
     end: tl.tensor,
     goal: tl.tensor,
     KIND: tl.constexpr,
     BINS: tl.constexpr,
-    LISTED: tl.constexpr,
     BLOCK: tl.constexpr,
     WAYS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
@@ -352,10 +313,7 @@ def search(
     while end - first > 1:
         step = tl.cdiv(end - first, WAYS)
         at = tl.minimum(first + step * (ways + 1), end)
-        sums = sums_of(
-            logits, slot, numbers, met, vocab_size, peak, listed, size, lowest, highest, key, at,
-            KIND, BINS, LISTED, BLOCK,
-        )  # fmt: skip
+        sums = sums_of(cut, key, at, KIND, BINS, BLOCK)
         num_reached = tl.sum((sums >= goal).to(tl.int32), axis=0)
         above = tl.sum(tl.where(ways == num_reached, sums, 0), axis=0)
         end = tl.minimum(end, first + step * (num_reached + 1))
@@ -392,57 +350,46 @@ def cut_kernel(
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     if is_filtered(numbers, integers, slot, vocab_size):
-        bound, listed = bounds + row * BOUNDS, lists + row * LISTED
+        bound = bounds + row * BOUNDS
         lowest, highest, size = tl.load(bound + 1), tl.load(bound + 2), tl.load(bound + 3)
         key, last = tl.zeros((), tl.int64), tl.zeros((), tl.int64) + vocab_size
         if size > 0:
-            row_logits, peak = logits + row * stride, load_peak(peaks, row, SPLITS, PADDED_SPLITS)
+            peak = load_peak(peaks, row, SPLITS, PADDED_SPLITS)
+            is_listed = size <= LISTED
+            end = tl.where(is_listed, size, vocab_size).to(tl.int32)
+            listed = lists + row * LISTED
+            cut = (
+                logits + row * stride, slot, numbers, met, vocab_size, peak, listed, is_listed, end, lowest, highest,
+            )  # fmt: skip
             top_k = tl.load(integers + slot * NUM_INTEGERS + TOP_K)
             top_p = tl.load(numbers + slot * NUM_NUMBERS + TOP_P)
             temperature = tl.load(numbers + slot * NUM_NUMBERS + TEMPERATURE).to(tl.float32)
             is_k = tl.load(bound + 4) != 0
-            least, greatest = keys_of(
-                row_logits, slot, numbers, met, vocab_size, peak, listed, size, lowest, highest, BINS, LISTED, BLOCK
-            )
+            least, greatest = keys_of(cut, BINS, BLOCK)
             num_equal = tl.zeros((), tl.int64)
             if is_k:
                 goal = top_k - tl.load(bound + 5)
-                key, above = search(
-                    row_logits, slot, numbers, met, vocab_size, peak, listed, size, lowest, highest, key,
-                    least, greatest + 1, goal, _COUNT, BINS, LISTED, BLOCK, WAYS,
-                )  # fmt: skip
+                key, above = search(cut, key, least, greatest + 1, goal, _COUNT, BINS, BLOCK, WAYS)
                 num_equal = goal - above
             if top_p < 1:
                 before, total, mass = tl.load(bound + 6), tl.load(bound + 7), tl.zeros((), tl.int64)
                 inside = total
                 if is_k:
                     mass = mass_of(weight_of(logit_of(key), peak, temperature, 0.0))
-                    sums = sums_of(
-                        row_logits, slot, numbers, met, vocab_size, peak, listed, size, lowest, highest, key,
-                        tl.zeros((WAYS,), tl.int64), _MASS_ABOVE, BINS, LISTED, BLOCK,
-                    )  # fmt: skip
+                    sums = sums_of(cut, key, tl.zeros((WAYS,), tl.int64), _MASS_ABOVE, BINS, BLOCK)
                     inside = tl.max(sums, axis=0)
                     total = before + inside + num_equal * mass
                 goal = tl.ceil(top_p * total.to(tl.float64)).to(tl.int64) - before
                 if inside < goal:  # top_p keeps some of the tokens at top_k's key
                     goal -= inside
                 else:
-                    key, above = search(
-                        row_logits, slot, numbers, met, vocab_size, peak, listed, size, lowest, highest, key,
-                        least, greatest + 1, goal, _MASS_ABOVE, BINS, LISTED, BLOCK, WAYS,
-                    )  # fmt: skip
+                    key, above = search(cut, key, least, greatest + 1, goal, _MASS_ABOVE, BINS, BLOCK, WAYS)
                     goal -= above
                     mass = mass_of(weight_of(logit_of(key), peak, temperature, 0.0))
                 num_equal = tl.cdiv(goal, tl.maximum(mass, 1))
-            sums = sums_of(
-                row_logits, slot, numbers, met, vocab_size, peak, listed, size, lowest, highest, key,
-                tl.zeros((WAYS,), tl.int64), _ID, BINS, LISTED, BLOCK,
-            )  # fmt: skip
+            sums = sums_of(cut, key, tl.zeros((WAYS,), tl.int64), _ID, BINS, BLOCK)
             if tl.max(sums, axis=0) > num_equal:
-                place, _ = search(
-                    row_logits, slot, numbers, met, vocab_size, peak, listed, size, lowest, highest, key,
-                    tl.zeros((), tl.int64), last + 1, num_equal, _ID, BINS, LISTED, BLOCK, WAYS,
-                )  # fmt: skip
+                place, _ = search(cut, key, tl.zeros((), tl.int64), last + 1, num_equal, _ID, BINS, BLOCK, WAYS)
                 last = vocab_size - place
         tl.store(cuts + row * 2, key)
         tl.store(cuts + row * 2 + 1, last)
