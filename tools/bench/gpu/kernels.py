@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from inflight_engine.execution.attention.base import AttentionBatch, AttentionSpec, ChunkSpan
@@ -28,7 +29,8 @@ from tools.bench.gpu.quantized import product_check
 
 _LARGEST_ERROR = 0.01
 """Length of the difference from torch's result over the length of the result; bfloat16 rounds it by 0.002."""
-_BLOCK = 16
+BLOCK = 16
+"""Tokens of a block of the KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,21 +112,13 @@ def _operators(case: Case, device: str, dtype: torch.dtype) -> dict[str, tuple[A
 def _attention(case: Case, device: str, dtype: torch.dtype) -> Iterator[tuple[str, bool, str]]:
     """A step of chunks, then a step of decodes of the same sequences."""
     count, length = case.sequences, case.context
-    blocks = -(-(length + 1) // _BLOCK)
-    shape = ModelShape("", 1, blocks * _BLOCK, 1, case.heads, case.kv_heads, case.head_dim, (None,))
+    blocks = -(-(length + 1) // BLOCK)
+    shape = ModelShape("", 1, blocks * BLOCK, 1, case.heads, case.kv_heads, case.head_dim, (None,))
     spec = AttentionSpec(
-        shape, count * blocks, _BLOCK, dtype, dtype, torch.device(device), count, count * length, blocks * _BLOCK
+        shape, count * blocks, BLOCK, dtype, dtype, torch.device(device), count, count * length, blocks * BLOCK
     )
     table = np.arange(count * blocks).reshape(count, blocks)
-    places = (np.arange(count) * blocks * _BLOCK)[:, None]
-    chunks = tuple(ChunkSpan(slot, slot * length, length, 0) for slot in range(count))
-    none, everything = np.zeros(0, np.int64), np.arange(table.size)
-    steps = {
-        "prefill": AttentionBatch((places + np.arange(length)).ravel(), none, none, chunks, table, everything),
-        "decode": AttentionBatch(
-            (places + length).ravel(), np.arange(count), np.full(count, length + 1), (), table, everything
-        ),
-    }
+    steps = {"prefill": whole_prompts(table, length), "decode": decodes(table, length + 1)}
     ours, plain = TritonBackend(spec), TorchSdpaBackend(spec)
     for name, batch in steps.items():
         heads = (case.heads, case.kv_heads, case.kv_heads)
@@ -135,22 +129,46 @@ def _attention(case: Case, device: str, dtype: torch.dtype) -> Iterator[tuple[st
         yield _held(name, found, expected, partial(ours.forward, 0, *qkv), device)
 
 
+def whole_prompts(table: npt.NDArray[np.int64], length: int) -> AttentionBatch:
+    """A step of the prompts of all sequences of a block table, [sequences, blocks] in ascending order."""
+    none, tokens = np.zeros(0, np.int64), np.arange(length)
+    chunks = tuple(ChunkSpan(slot, slot * length, length, 0) for slot in range(len(table)))
+    return AttentionBatch(_kv_slots(table, tokens), none, none, chunks, table, np.arange(table.size))
+
+
+def decodes(table: npt.NDArray[np.int64], length: int) -> AttentionBatch:
+    """A step of decodes of all these sequences, each with the last of `length` tokens."""
+    last, count = np.array([length - 1]), len(table)
+    slots, lengths = np.arange(count), np.full(count, length)
+    return AttentionBatch(_kv_slots(table, last), slots, lengths, (), table, np.arange(table.size))
+
+
+def _kv_slots(table: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return (table[:, :1] * BLOCK + tokens).ravel()
+
+
+def sampler_of(count: int, vocab: int, device: torch.device, how: Mapping[str, Any]) -> DeviceSampler:
+    """A sampler of which the first `count` slots draw in one way, each with a seed of its own."""
+    sampler = DeviceSampler(count, vocab, device)
+    samplings = [SamplingParams(1, seed=seed, **how) for seed in range(count)]
+    starts = tuple(
+        SlotStart(slot, slot, NO_TOKENS, 0, 0, sampling, np.empty(0, np.int32), ())
+        for slot, sampling in enumerate(samplings)
+    )
+    sampler.apply(StepPlan(0, (), (), starts, None, (), np.arange(count), 0))
+    return sampler
+
+
 def _sampler(case: Case, device: str) -> Iterator[tuple[str, bool, str]]:
     """Draws from one distribution, by seed and position, against its probabilities."""
     rows = min(case.draws, 256)
     logits = torch.randn(case.vocab, device=device)
     slots = torch.arange(rows, device=device)
     for name, how in FILTERS.items():
-        sampler = DeviceSampler(rows, case.vocab, torch.device(device))
-        samplings = [SamplingParams(1, seed=seed, **how) for seed in range(rows)]  # type: ignore[arg-type]
-        starts = tuple(
-            SlotStart(slot, slot, NO_TOKENS, 0, 0, sampling, np.empty(0, np.int32), ())
-            for slot, sampling in enumerate(samplings)
-        )
-        sampler.apply(StepPlan(0, (), (), starts, None, (), np.arange(rows), 0))
+        sampler = sampler_of(rows, case.vocab, torch.device(device), how)
         batch = logits.expand(rows, -1).contiguous()
         drawn = [sampler.choose(batch, slots, slots + rows * at) for at in range(case.draws // rows)]
-        over = excess(torch.cat(drawn).tolist(), probabilities(logits, samplings[0]))
+        over = excess(torch.cat(drawn).tolist(), probabilities(logits, SamplingParams(1, **how)))  # type: ignore[arg-type]
         speed = _speed(partial(sampler.choose, batch, slots, slots), device)
         yield f"sampler, {name}", over <= MOST_EXCESS, f"chi-square {over:+.1f} deviations from its mean{speed}"
 

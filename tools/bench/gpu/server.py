@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -123,8 +124,8 @@ def served(shape: str, device: str, size_name: str, folder: Path) -> dict[str, A
     with clients, _server(folder / "model", config["vocab_size"], device, log, *flags) as (_, url):
         _stream_all(url, bodies[:2])
         list(clients.map(abs, range(_CLIENTS)))  # they are started
-        shares = [(url, share) for first in range(_CLIENTS) if (share := bodies[first::_CLIENTS])]
-        streams = [stream for found in clients.map(_stream_share, shares) for stream in found]
+        shares = [share for first in range(_CLIENTS) if (share := bodies[first::_CLIENTS])]
+        streams = [stream for found in clients.map(_stream_all, repeat(url), shares) for stream in found]
     num_tokens = sum(len(each.tokens) for each in streams)
     if num_tokens != workload.num_output_tokens:
         raise RuntimeError(f"{num_tokens} output tokens came, not {workload.num_output_tokens}: {log_end(log, 3)}")
@@ -163,10 +164,6 @@ def _body(prompt: Sequence[int], max_tokens: int, temperature: float) -> bytes:
     """The body of a request."""
     fields = {"prompt": list(prompt), "max_tokens": max_tokens, "temperature": temperature}
     return json.dumps(fields | {"ignore_eos": True, "stream": True}).encode()
-
-
-def _stream_share(share: tuple[str, list[bytes]]) -> list[Stream]:
-    return _stream_all(*share)
 
 
 def _stream_all(url: str, bodies: list[bytes], disturb: Callable[[], None] | None = None) -> list[Stream]:

@@ -18,13 +18,14 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from inflight_engine.execution import few_rows, int4_matmul
 from inflight_engine.execution.attention import triton_paged
-from inflight_engine.execution.attention.base import AttentionBatch, AttentionSpec, ChunkSpan
+from inflight_engine.execution.attention.base import AttentionBatch, AttentionSpec
 from inflight_engine.execution.attention.triton_tiles import Tiles, decode_tiles, prefill_tiles
 from inflight_engine.execution.int4_matmul import Tile
 from inflight_engine.execution.sampling.device_sampler import DeviceSampler
@@ -32,8 +33,7 @@ from inflight_engine.execution.triton_ops import TritonOps
 from inflight_engine.models.checkpoints.shape import ModelShape
 from inflight_engine.models.matrices import Int4Matrix
 from inflight_engine.models.ops import Ops, TorchOps
-from inflight_engine.request import NO_TOKENS, SamplingParams
-from inflight_engine.scheduling.plan import SlotStart, StepPlan
+from tools.bench.gpu.kernels import BLOCK, decodes, sampler_of, whole_prompts
 from tools.bench.gpu.not_here import NotHereError
 from tools.bench.gpu.quantized import GROUP, Tinygemm
 from tools.bench.gpu.report import IN_FORCE
@@ -47,7 +47,6 @@ _COPIED_BYTES = 256 << 20
 """Size of all copies together: several times that of an H200's L2."""
 _MOST_COPIES = 64
 _REPLAYS = 10
-_BLOCK = 16
 _HEADS, _KV_HEADS, _HEAD_DIM = 32, 8, 128
 
 
@@ -319,14 +318,8 @@ def _sampling(device: torch.device, vocab: int, counts: Sequence[int]) -> Iterat
     for count in counts:
         logits, slots = row.expand(count, -1).contiguous(), torch.arange(count, device=device)
         for name, how in _FILTERS.items():
-            sampler = DeviceSampler(count, vocab, device)
-            if device.type != "meta":
-                samplings = (SamplingParams(1, seed=seed, **how) for seed in range(count))
-                starts = tuple(
-                    SlotStart(slot, slot, NO_TOKENS, 0, 0, sampling, np.empty(0, np.int32), ())
-                    for slot, sampling in enumerate(samplings)
-                )
-                sampler.apply(StepPlan(0, (), (), starts, None, (), np.arange(count), 0))
+            meta = device.type == "meta"  # nothing is sent there
+            sampler = DeviceSampler(count, vocab, device) if meta else sampler_of(count, vocab, device, how)
             launch = partial(_sampled, sampler, logits, slots)
             yield Case("sampling", f"{count} rows, {name}", IN_FORCE, 1, launch, None, float(logits.nbytes))
 
@@ -360,22 +353,16 @@ def _attention(
 ) -> Iterator[Case]:
     """Attention of `count` sequences of `length` tokens; `flops` of a step; None: of decodes. The first variant is in
     force, and the others are held against it."""
-    blocks = -(-(length + 1) // _BLOCK)
+    blocks = -(-(length + 1) // BLOCK)
     read = 4.0 * count * length * _KV_HEADS * _HEAD_DIM
     layers = _copies(int(read)) if flops is None else 1
-    shape = ModelShape("", 1, blocks * _BLOCK, layers, _HEADS, _KV_HEADS, _HEAD_DIM, (None,) * layers)
+    shape = ModelShape("", 1, blocks * BLOCK, layers, _HEADS, _KV_HEADS, _HEAD_DIM, (None,) * layers)
     most = count if flops is None else count * length
-    spec = AttentionSpec(shape, count * blocks, _BLOCK, dtype, dtype, device, count, most, blocks * _BLOCK)
+    spec = AttentionSpec(shape, count * blocks, BLOCK, dtype, dtype, device, count, most, blocks * BLOCK)
     table = np.arange(count * blocks).reshape(count, blocks)
-    places = (np.arange(count) * blocks * _BLOCK)[:, None]
-    none = np.zeros(0, np.int64)
-    everything = none if device.type == "meta" else np.arange(table.size)  # sent by pinned memory, which needs a GPU
-    if flops is None:
-        last = (places + length - 1).ravel()
-        batch = AttentionBatch(last, np.arange(count), np.full(count, length), (), table, everything)
-    else:
-        chunks = tuple(ChunkSpan(slot, slot * length, length, 0) for slot in range(count))
-        batch = AttentionBatch((places + np.arange(length)).ravel(), none, none, chunks, table, everything)
+    batch = decodes(table, length) if flops is None else whole_prompts(table, length)
+    if device.type == "meta":  # a table is sent by pinned memory, which needs a GPU
+        batch = msgspec.structs.replace(batch, changed_cells=np.zeros(0, np.int64))
     heads = (_HEADS, _KV_HEADS, _KV_HEADS)
     qkv = [torch.randn(len(batch.kv_slots), each, _HEAD_DIM, device=device).to(dtype) for each in heads]
     first: list[torch.Tensor] = []
